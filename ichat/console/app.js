@@ -24,17 +24,28 @@ import {
   useTick,
 } from "./ui.js";
 
+/** @import { ApiError } from "./api.js" */
+/** @import { State } from "./store.js" */
+
 const SHORTCUT_MS = 1500;
 
+/** @param {KeyboardEvent} event */
 function isTyping(event) {
-  return event.target.closest?.("input, textarea, select, [contenteditable], dialog") !== null;
+  return (
+    /** @type {Partial<Element>} */ (event.target).closest?.("input, textarea, select, [contenteditable], dialog") !==
+    null
+  );
 }
 
-/** Letters: `g` and a page's letter go to it, `/` finds, `t` changes the theme, `?` shows this. */
+/**
+ * Letters: `g` and a page's letter go to it, `/` finds, `t` changes the theme, `?` shows this.
+ *
+ * @param {{ showHelp: () => void, turnTheme: () => void }} what
+ */
 function useShortcuts({ showHelp, turnTheme }) {
   useEffect(() => {
     let went = 0;
-    const press = (event) => {
+    const press = (/** @type {KeyboardEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
       const page = Date.now() - went < SHORTCUT_MS && PAGES.find((one) => one.key === event.key);
       went = event.key === "g" ? Date.now() : 0;
@@ -64,6 +75,7 @@ function turnTheme() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("ichat-theme")));
 
+/** @param {{ current?: string, isOpen: boolean, close: () => void }} props */
 function Navigation({ current, isOpen, close }) {
   const groups = [...new Set(PAGES.map((page) => page.group))];
   return html`<nav id="navigation" class=${isOpen ? "open" : ""} aria-label="Pages" onClick=${close}>
@@ -78,6 +90,7 @@ function Navigation({ current, isOpen, close }) {
   </nav>`;
 }
 
+/** @type {Record<State["connection"], [string, string]>} */
 const CONNECTIONS = {
   live: ["ok", "Live"],
   connecting: ["busy", "Connecting"],
@@ -111,12 +124,16 @@ function lock() {
 
 const UNKNOWN = "The gateway does not know this key.";
 
-/** Asks for the operator's key, or says why none would help. */
+/**
+ * Asks for the operator's key, or says why none would help.
+ *
+ * @param {{ error: ApiError }} props
+ */
 function Locked({ error }) {
   const [key, setKey] = useState("");
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   useLayoutEffect(() => field.current?.focus(), []);
-  const submit = (event) => {
+  const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
     login(asKey(key));
   };
@@ -136,6 +153,7 @@ function Locked({ error }) {
   </form>`;
 }
 
+/** @param {{ error: ApiError | null }} props */
 function Lost({ error }) {
   const lostAt = useStore((all) => all.lostAt);
   return html`<${Notice} tone="bad" title="No connection to the gateway."
@@ -144,6 +162,7 @@ function Lost({ error }) {
     again by itself.<//>`;
 }
 
+/** @param {{ onClose: () => void }} props */
 function Help({ onClose }) {
   return html`<${Dialog} title="Keyboard" onClose=${onClose} actions=${html`<button type="button" class="button"
     onClick=${onClose}>Close</button>`}><dl class="facts keys-help">

@@ -62,6 +62,7 @@ const RULES = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+/** @param {string} text */
 const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
 // Markup in the text is shown as the text that it is, but for tags that only change how words look.
@@ -84,7 +85,11 @@ const marked = new Marked({
   },
 });
 
-/** Return the markup of each block of a text. It is not safe: `sanitize` makes it so. */
+/**
+ * Return the markup of each block of a text. It is not safe: `sanitize` makes it so.
+ *
+ * @param {string} text
+ */
 export function blocksOf(text) {
   if (text.length <= TEXT_MAX && isEasy(text)) {
     try {
@@ -99,7 +104,11 @@ export function blocksOf(text) {
   return [`<p>${escaped(text).replaceAll("\n", "<br>")}</p>`];
 }
 
-/** Return whether a text can be parsed in a time that nobody notices. */
+/**
+ * Return whether a text can be parsed in a time that nobody notices.
+ *
+ * @param {string} text
+ */
 function isEasy(text) {
   let marks = 0;
   let indented = 0;
@@ -112,7 +121,11 @@ function isEasy(text) {
   return true;
 }
 
-/** Return a fragment of what markup may have: no script, no style, no form, no name, nothing that asks elsewhere. */
+/**
+ * Return a fragment of what markup may have: no script, no style, no form, no name, nothing that asks elsewhere.
+ *
+ * @param {string} markup
+ */
 export function sanitize(markup) {
   const fragment = /** @type {DocumentFragment} */ (/** @type {unknown} */ (DOMPurify.sanitize(markup, RULES)));
   for (const link of fragment.querySelectorAll("a")) keepLink(link);
@@ -128,13 +141,22 @@ export function sanitize(markup) {
   return fragment;
 }
 
-/** Return a fragment that shows a text in Markdown. */
+/**
+ * Return a fragment that shows a text in Markdown.
+ *
+ * @param {string} text
+ */
 export function render(text) {
   const fragment = document.createDocumentFragment();
   for (const block of blocksOf(text)) fragment.append(sanitize(block));
   return fragment;
 }
 
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {string} name
+ */
 function element(tag, name, text = "") {
   const made = document.createElement(tag);
   made.className = name;
@@ -142,7 +164,11 @@ function element(tag, name, text = "") {
   return made;
 }
 
-/** Have a link lead to a web page or a mailbox, in a page of its own, and say where; else leave its text alone. */
+/**
+ * Have a link lead to a web page or a mailbox, in a page of its own, and say where; else leave its text alone.
+ *
+ * @param {HTMLAnchorElement} link
+ */
 function keepLink(link) {
   const address = URL.parse(link.getAttribute("href") ?? "");
   if (!address || !SCHEMES.has(address.protocol)) {
@@ -159,7 +185,11 @@ function keepLink(link) {
   if (!isSaid || address.username) link.append(" ", element("bdi", "md-host", host));
 }
 
-/** Put a bar with the language, and a button that copies, above a block of code. */
+/**
+ * Put a bar with the language, and a button that copies, above a block of code.
+ *
+ * @param {HTMLPreElement} pre
+ */
 function frame(pre) {
   const language = pre.dataset.language ?? "";
   delete pre.dataset.language;
@@ -178,12 +208,18 @@ function frame(pre) {
   box.append(bar, pre);
 }
 
-/** Draw a text into a place where the blocks `before` are shown; those that are still the same stay. */
+/**
+ * Draw a text into a place where the blocks `before` are shown; those that are still the same stay.
+ *
+ * @param {HTMLElement} place
+ * @param {string} text
+ * @param {string[]} before
+ */
 function draw(place, text, before) {
   const blocks = blocksOf(text);
   let same = 0;
   while (same < before.length && before[same] === blocks[same]) same += 1;
-  while (place.children.length > same) place.lastElementChild.remove();
+  while (place.children.length > same) /** @type {Element} */ (place.lastElementChild).remove();
   for (const block of blocks.slice(same)) {
     const box = document.createElement("div");
     box.append(sanitize(block));
@@ -192,13 +228,17 @@ function draw(place, text, before) {
   return blocks;
 }
 
-/** A text in Markdown, which may still grow: it is drawn again at most every 50 ms, rarer the longer that takes. */
+/**
+ * A text in Markdown, which may still grow: it is drawn again at most every 50 ms, rarer the longer that takes.
+ *
+ * @param {{ text: string }} props
+ */
 export function Markdown({ text }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));
   const now = useRef({
     blocks: /** @type {string[]} */ ([]),
     text: "",
-    timer: /** @type {any} */ (0),
+    timer: 0,
     freeAt: 0,
   }).current;
   now.text = text;
@@ -206,7 +246,7 @@ export function Markdown({ text }) {
     const update = () => {
       const began = performance.now();
       now.timer = 0;
-      now.blocks = draw(place.current, now.text, now.blocks);
+      now.blocks = draw(/** @type {HTMLElement} */ (place.current), now.text, now.blocks);
       const end = performance.now();
       now.freeAt = end + Math.max(REST_MS, (end - began) * REST_SHARE);
     };

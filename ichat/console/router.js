@@ -2,13 +2,24 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-/** Return the page's name, what follows it, and the query, of the address that is shown. */
+/**
+ * A page's name, what follows it in the address, and the query.
+ *
+ * @typedef {{ name: string, rest: string[], query: Record<string, string> }} Route
+ */
+
+/**
+ * Return the page's name, what follows it, and the query, of the address that is shown.
+ *
+ * @returns {Route}
+ */
 export function readRoute(hash = location.hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").filter(Boolean).map(decode);
   return { name: name ?? "", rest, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
+/** @param {string} part */
 function decode(part) {
   try {
     return decodeURIComponent(part);

@@ -259,6 +259,10 @@ export async function loadHistory(worker, signal) {
 export function withSample(history, sample) {
   const length = Math.max(2, Math.round(HISTORY_S / history.sample_s));
   const count = history.columns.at.length;
+  /**
+   * @param {Record<string, (number | null)[]>} columns
+   * @param {Record<string, number | null>} values
+   */
   const grown = (columns, values) =>
     Object.fromEntries(
       Object.keys({ ...columns, ...values }).map((name) => {
@@ -266,7 +270,12 @@ export function withSample(history, sample) {
         return [name, [...known, values[name] ?? null].slice(-length)];
       }),
     );
+  /** @param {Record<string, (number | null)[]>} columns */
   const isKnown = (columns = {}) => Object.values(columns).some((values) => values.some((value) => value !== null));
+  /**
+   * @param {Record<string, Record<string, (number | null)[]>>} known
+   * @param {Record<string, Record<string, number | null>>} values
+   */
   const each = (known, values = {}) =>
     Object.fromEntries(
       Object.keys({ ...known, ...values })

@@ -30,7 +30,11 @@ export async function change(verb, model) {
   toast(`${model} ${VERBS[verb].done} after ${duration(seconds)}.`);
 }
 
-/** The buttons that make sense for a model in this state. */
+/**
+ * The buttons that make sense for a model in this state.
+ *
+ * @param {{ model: string, state: string, canSleep?: boolean, small?: boolean }} props
+ */
 export function ModelButtons({ model, state, canSleep, small }) {
   const verbs = /** @type {Verb[]} */ (Object.keys(VERBS)).filter((verb) => VERBS[verb].on.includes(state));
   const possible = verbs

@@ -19,10 +19,17 @@ import {
 } from "../ui.js";
 import { configTitle } from "./problems.js";
 
+/** @type {Record<string, string>} */
 const TONES = { start: "ok", restart: "warn", stop: "bad", update: "busy", set: "busy", keep: "idle", later: "warn" };
 const MISTAKES_MAX = 50;
 
-/** Return a value as people read it: lists and tables as JSON over several lines. */
+/** @typedef {{ key: string, title: string, value: unknown }} Row */
+
+/**
+ * Return a value as people read it: lists and tables as JSON over several lines.
+ *
+ * @param {unknown} value
+ */
 function shown(value) {
   if (value === null) return html`<span class="muted">not set</span>`;
   if (Array.isArray(value) && !value.length) return html`<span class="muted">none</span>`;
@@ -30,6 +37,7 @@ function shown(value) {
   return html`<span class="mono">${value === "" ? '""' : String(value)}</span>`;
 }
 
+/** @param {unknown} value */
 const withoutNulls = (value) =>
   value !== null && typeof value === "object" && !Array.isArray(value)
     ? Object.fromEntries(
@@ -39,17 +47,29 @@ const withoutNulls = (value) =>
       )
     : value;
 
-/** Return the rows of a section: of a table its keys, of a list its entries. */
+/**
+ * Return the rows of a section: of a table its keys, of a list its entries.
+ *
+ * @param {string} name
+ * @param {unknown} section
+ * @returns {Row[]}
+ */
 function rowsOf(name, section) {
   if (Array.isArray(section)) {
-    const titleOf = (one, index) => one?.name ?? one?.model_name ?? `${index + 1}`;
+    const titleOf = (/** @type {{ name?: string, model_name?: string } | null} */ one, /** @type {number} */ index) =>
+      one?.name ?? one?.model_name ?? `${index + 1}`;
     return section.map((one, index) => {
       return { key: `${name}[${index}]`, title: titleOf(one, index), value: withoutNulls(one) };
     });
   }
-  return Object.entries(section).map(([key, value]) => ({ key: `${name}.${key}`, title: key, value }));
+  return Object.entries(/** @type {object} */ (section)).map(([key, value]) => ({
+    key: `${name}.${key}`,
+    title: key,
+    value,
+  }));
 }
 
+/** @param {{ name: string, rows: Row[], changed: Set<string> }} props */
 function Section({ name, rows, changed }) {
   return html`<${Card} title=${name} flush><dl class="settings" aria-label=${name}>
     ${rows.map(
@@ -83,7 +103,7 @@ function Plan({ plan, apply, close }) {
     <${Button} tone="quiet" onClick=${close}>Close<//>
     <${Button} tone="primary" disabled=${isEmpty} onClick=${apply}>Apply<//>`}>
     <${Table} label="Plan" hasFilter=${false} columns=${columns} rows=${plan.plan}
-      keyOf=${(row) => `${row.action} ${row.what}`}
+      keyOf=${(/** @type {Api.Step} */ row) => `${row.action} ${row.what}`}
       empty="The file says what is in force." /><//>`;
 }
 

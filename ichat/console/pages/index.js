@@ -11,9 +11,15 @@ import Requests from "./requests.js";
 import Usage from "./usage.js";
 import Workers from "./workers.js";
 
+/** @import { ComponentChildren } from "preact" */
+/** @import { Route } from "../router.js" */
+
 /**
  * name: the page's part of the address (`#/workers`); key: the letter that leads there after `g`; group: its heading in
  * the navigation. A page gets `params`: {name, rest: [what follows in the address], query: {…}}.
+ *
+ * @type {{ name: string, title: string, key: string, group: string, icon?: string,
+ *   page: (props: { params: Route }) => ComponentChildren }[]}
  */
 export const PAGES = [
   { name: "overview", title: "Overview", key: "o", group: "Watch", page: Overview },

@@ -25,6 +25,8 @@ import {
   when,
 } from "../ui.js";
 
+/** @import { FieldEvent } from "../ui/html.js" */
+
 /** @type {[keyof Api.KeyLimits, string, keyof Api.KeyUsage][]} */
 const LIMITS = [
   ["max_in_flight", "Requests at the same time", "in_flight"],
@@ -51,6 +53,7 @@ const OVERLAPS = [
   ["2592000", "30 days"],
 ];
 
+/** @param {string} name */
 const pathOf = (name) => `/v1/admin/keys/${encodeURIComponent(name)}`;
 
 /**
@@ -81,11 +84,15 @@ function formOf(key) {
   return { name: "", expires: key ? "keep" : "2592000", models: (key?.models ?? []).join(", "), ...limits };
 }
 
+/** @param {{ form: Record<string, string>, set: (form: Record<string, string>) => void, of?: Api.Key }} props */
 function Fields({ form, set, of }) {
   const models = useStore((all) => all.models);
   const aliases = useStore((all) => all.aliases);
   const known = [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
-  const field = (name) => ({ value: form[name], onInput: (event) => set({ ...form, [name]: event.target.value }) });
+  const field = (/** @type {string} */ name) => ({
+    value: form[name],
+    onInput: (/** @type {FieldEvent} */ event) => set({ ...form, [name]: event.target.value }),
+  });
   const expiries = of
     ? [["keep", of.expires_at ? `As it is: ${when(of.expires_at)}` : "As it is: never"], ...EXPIRIES]
     : EXPIRIES;
@@ -337,7 +344,8 @@ export default function Keys() {
       answer &&
       html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS}
       rows=${answer.keys.filter(has)} sort="name"
-      keyOf=${(key) => key.name} onOpen=${(key) => setOpen({ is: "details", key })}
+      keyOf=${(/** @type {Api.Key} */ key) => key.name} onOpen=${(/** @type {Api.Key} */ key) =>
+        setOpen({ is: "details", key })}
       empty=${
         text
           ? "No key is like that."

@@ -24,9 +24,23 @@ import { Arguments } from "./launch/arguments.js";
 import { useCheck } from "./launch/check.js";
 import { bodyOf, EMPTY, nameOf, tomlOf } from "./launch/draft.js";
 
-/** The flags of an engine by their keys, and how the question for them stands. */
+/** @import { Route } from "../router.js" */
+/** @import { FieldEvent } from "../ui/html.js" */
+/** @import { Check as Answer } from "./launch/check.js" */
+/** @import { Draft, TextField } from "./launch/draft.js" */
+
+/**
+ * @typedef {{ flags: Map<string, Api.EngineFlag>, isUnderWay: boolean, error: Error | null }} Flags
+ * @typedef {{ draft: Draft, set: (change: Partial<Draft>) => void }} Form
+ */
+
+/**
+ * The flags of an engine by their keys, and how the question for them stands.
+ *
+ * @param {string} backend
+ */
 function useFlags(backend) {
-  const [answer, setAnswer] = useState({ flags: new Map(), isUnderWay: true, error: null });
+  const [answer, setAnswer] = useState(/** @type {Flags} */ ({ flags: new Map(), isUnderWay: true, error: null }));
   useEffect(() => {
     const control = new AbortController();
     setAnswer({ flags: new Map(), isUnderWay: true, error: null });
@@ -43,12 +57,13 @@ function useFlags(backend) {
   return answer;
 }
 
+/** @param {Form} props */
 function Gpus({ draft, set }) {
   const machines = useStore((all) => all.machines);
   const machine = machines.find((one) => one.has_gateway);
   const gpus = machine?.gpus ?? [];
   if (!gpus.length) return html`<p class="hint">The gateway sees no GPU on its machine.</p>`;
-  const turn = (index) => {
+  const turn = (/** @type {number} */ index) => {
     const before = draft.gpu_ids ?? [];
     const after = before.includes(index) ? before.filter((one) => one !== index) : [...before, index];
     after.sort((a, b) => a - b);
@@ -71,9 +86,13 @@ function Gpus({ draft, set }) {
 const free = ({ memory_total_bytes: total, memory_used_bytes: used }) =>
   total === null || used === null ? null : total - used;
 
+/** @param {Form & { engines: Api.Engines["engines"] }} props */
 function Model({ draft, set, engines }) {
   const engine = engines.find((one) => one.name === draft.backend);
-  const field = (name) => ({ value: draft[name], onInput: (event) => set({ [name]: event.target.value }) });
+  const field = (/** @type {TextField} */ name) => ({
+    value: draft[name],
+    onInput: (/** @type {FieldEvent} */ event) => set({ [name]: event.target.value }),
+  });
   const names = engines.length ? engines.map((one) => one.name) : [draft.backend];
   return html`<${Card} title="Model"><div class="form">
     <${Field} label="Engine" hint=${engine && `${engine.version ?? "version not known"} · ${engine.python}`}>
@@ -90,9 +109,16 @@ function Model({ draft, set, engines }) {
   </div><//>`;
 }
 
+/** @param {Form} props */
 function More({ draft, set }) {
-  const field = (name) => ({ value: draft[name], onInput: (event) => set({ [name]: event.target.value }) });
-  const choice = (name, words) => html`<select value=${draft[name]}
+  const field = (/** @type {TextField} */ name) => ({
+    value: draft[name],
+    onInput: (/** @type {FieldEvent} */ event) => set({ [name]: event.target.value }),
+  });
+  const choice = (
+    /** @type {TextField} */ name,
+    /** @type {[string, string][]} */ words,
+  ) => html`<select value=${draft[name]}
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
   return html`<details class="card"><summary><h2>More of the worker</h2></summary><div class="form">
@@ -126,6 +152,10 @@ function More({ draft, set }) {
   </div></details>`;
 }
 
+/**
+ * @param {{ body: (Api.Launch & Record<string, unknown>) | null, wrong: string, answer: Answer | null,
+ *   launch: () => Promise<void>, again: () => void }} props
+ */
 function Check({ body, wrong, answer, launch, again }) {
   const isReady = answer && !answer.isOld && !answer.objections.length;
   return html`<aside class="launch-check"><${Card} title="Before it starts" actions=${
@@ -167,9 +197,17 @@ function Check({ body, wrong, answer, launch, again }) {
     }</aside>`;
 }
 
-/** The form for a new worker. */
+/**
+ * The form for a new worker.
+ *
+ * @param {{ params: Route }} props
+ */
 export default function Launch({ params }) {
-  const [draft, setDraft, forgetDraft] = useKept("launch", (kept) => ({ ...EMPTY, ...kept, ...wanted(params.query) }));
+  const [draft, setDraft, forgetDraft] = useKept("launch", (/** @type {Draft | undefined} */ kept) => ({
+    ...EMPTY,
+    ...kept,
+    ...wanted(params.query),
+  }));
   const [engines, setEngines] = useState(/** @type {Api.Engines["engines"]} */ ([]));
   const [round, setRound] = useState(0);
   const flags = useFlags(draft.backend);
@@ -180,11 +218,14 @@ export default function Launch({ params }) {
       (error) => toast(error.message, "bad"),
     );
   }, []);
-  const set = useCallback((change) => setDraft((before) => ({ ...before, ...change })), []);
+  const set = useCallback(
+    (/** @type {Partial<Draft>} */ change) => setDraft((before) => ({ ...before, ...change })),
+    [],
+  );
   const onArg = useCallback(
-    (key, text) =>
+    (/** @type {string} */ key, /** @type {string | null} */ text) =>
       setDraft((before) => {
-        const args = { ...before.args, [key]: text };
+        const args = /** @type {Record<string, string>} */ ({ ...before.args, [key]: text });
         if (text === null || (text === "" && flags.flags.has(key))) delete args[key];
         return { ...before, args };
       }),
@@ -218,7 +259,12 @@ export default function Launch({ params }) {
       again=${() => setRound(round + 1)} /></div><//>`;
 }
 
-/** Return what the address says of the worker: `#/launch?model_path=…&backend=…`. */
+/**
+ * Return what the address says of the worker: `#/launch?model_path=…&backend=…`.
+ *
+ * @param {Record<string, string>} query
+ * @returns {Partial<Draft>}
+ */
 function wanted({ model_path, model_name, backend }) {
   return Object.fromEntries(Object.entries({ model_path, model_name, backend }).filter(([, value]) => value));
 }

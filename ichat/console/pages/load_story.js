@@ -3,6 +3,9 @@
 import { Badge, Card, duration, html, Table } from "../ui.js";
 import { elapsedOf, expectedOf, isLoading, phasesOf } from "./states.js";
 /** @import { Worker } from "../store.js" */
+/** @import { Column } from "../ui/table.js" */
+
+/** @typedef {NonNullable<Worker["load"]>["phases"][number]} Phase */
 
 /**
  * How much of a load's usual time has passed, as a thin bar; it moves where that is not known.
@@ -20,8 +23,9 @@ export function LoadBar({ worker }) {
 }
 
 /**
- * @param {NonNullable<Worker["load"]>["phases"]} rows
+ * @param {Phase[]} rows
  * @param {boolean} isUnderWay
+ * @returns {Column<Phase>[]}
  */
 function columnsOf(rows, isUnderWay) {
   const last = rows.at(-1);
@@ -54,6 +58,6 @@ export function LoadStory({ worker }) {
     ${
       rows.length > 0 &&
       html`<${Table} label="Phases" columns=${columnsOf(rows, isUnderWay)} rows=${rows}
-      keyOf=${(row) => `${rows.indexOf(row)} ${row.name}`} />`
+      keyOf=${(/** @type {Phase} */ row) => `${rows.indexOf(row)} ${row.name}`} />`
     }<//>`;
 }

@@ -16,6 +16,7 @@ const NEAR_PX = 40;
 /** What will be refused the next time, too. */
 const FINAL = new Set([400, 401, 403, 404]);
 
+/** @param {string} line */
 function toneOf(line) {
   if (/\b(ERROR|CRITICAL|FATAL|Traceback|Exception)\b|Error:/.test(line)) return "bad";
   if (/\bWARN(ING)?\b/.test(line)) return "warn";
@@ -25,7 +26,7 @@ function toneOf(line) {
 /** Read a worker's lines until the component goes; returns [lines, status]. */
 /**
  * @typedef {{ line: string, tone: string, time?: string, key: number }} Line
- * @typedef {{ lines: Line[], status: string, last: string, count: number, characters: number, timer: any,
+ * @typedef {{ lines: Line[], status: string, last: string, count: number, characters: number, timer: number,
  *   isPaused: boolean }} Held
  */
 
@@ -79,10 +80,17 @@ function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /**
 /**
  * Follow a worker's lines. A stream that has ended is opened again where it stood, ever less often while nothing comes:
  * with the worker's next start, or after a break, its lines go on.
+ *
+ * @param {string} id
+ * @param {boolean} previous
+ * @param {AbortSignal} signal
+ * @param {Held} now
+ * @param {(event: import("../api.js").StreamEvent) => void} add
+ * @param {() => void} draw
  */
 async function follow(id, previous, signal, now, add, draw) {
   const query = previous ? "previous=1" : `tail=${TAIL}`;
-  const say = (status) => {
+  const say = (/** @type {string} */ status) => {
     now.status = status;
     draw();
   };
@@ -113,7 +121,11 @@ async function follow(id, previous, signal, now, add, draw) {
   }
 }
 
-/** The log of a worker. */
+/**
+ * The log of a worker.
+ *
+ * @param {{ id: string }} props
+ */
 export function Log({ id }) {
   const [previous, setPrevious] = useState(false);
   const [isPaused, setPaused] = useState(false);
@@ -128,7 +140,7 @@ export function Log({ id }) {
   useLayoutEffect(() => {
     if (sticks.current && place.current) place.current.scrollTop = place.current.scrollHeight;
   }, [found]);
-  const scrolled = ({ currentTarget: box }) => {
+  const scrolled = (/** @type {{ currentTarget: HTMLElement }} */ { currentTarget: box }) => {
     sticks.current = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PX;
   };
   const drawn = found.slice(-DRAWN_MAX);

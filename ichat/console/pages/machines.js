@@ -56,7 +56,7 @@ function Gpu({ gpu }) {
   const holders = [...gpu.held_by].sort((one, other) => other.memory_bytes - one.memory_bytes);
   const held = holders.reduce((sum, one) => sum + (one.memory_bytes ?? 0), 0);
   const others = Math.max(0, (gpu.memory_used_bytes ?? 0) - held);
-  const width = (size) => ({ width: `${total ? Math.min(100, (size / total) * 100) : 0}%` });
+  const width = (/** @type {number} */ size) => ({ width: `${total ? Math.min(100, (size / total) * 100) : 0}%` });
   const name = gpu.name.replace(/^NVIDIA /, "");
   return html`<div class=${`gpu ${gpu.failure ? "failed" : ""}`}>
     <header><b>GPU ${gpu.index}</b><span class="muted">${name}</span><span class="spring"></span>

@@ -23,16 +23,23 @@ import {
 } from "../ui.js";
 import { ModelButtons } from "./changes.js";
 import { readiness } from "./overview.js";
+/** @import { Route } from "../router.js" */
 /** @import { Alias, Model } from "../store.js" */
 
-/** The page. */
+/** @typedef {Api.Route["candidates"][number]} Candidate */
+
+/**
+ * The page.
+ *
+ * @param {{ params: Route }} props
+ */
 export default function Models({ params }) {
   const models = useStore((all) => all.models);
   useTick();
   const aliases = useStore((all) => all.aliases);
   const [text, setText] = useState(params.query.find ?? "");
   const [asked, setAsked] = useState(/** @type {string | null} */ (null));
-  const has = (name) => name.toLowerCase().includes(text.toLowerCase());
+  const has = (/** @type {string} */ name) => name.toLowerCase().includes(text.toLowerCase());
   const names = aliases.filter((one) => has(one.name) || one.targets?.some((target) => has(target.model)));
   return html`<${Page} title="Models & names" lead="What clients can ask for, and what answers." actions=${html`
       <input type="search" aria-label="Find models" placeholder="Find ( / )" value=${text}
@@ -46,9 +53,16 @@ export default function Models({ params }) {
 function ModelList({ models, ask }) {
   const workers = useStore((all) => all.workers);
   const history = useStore((all) => all.history);
+  /**
+   * @param {Model} row
+   * @param {keyof Api.History["models"][string]} name
+   */
   const last = (row, name) => history.models[row.id]?.[name]?.at(-1) ?? null;
-  const rate = (row, name) => (last(row, name) === null ? null : last(row, name) / history.sample_s);
-  const stateOf = (row) => workers.find((one) => one.on_demand && one.model_names.includes(row.id));
+  /** @type {typeof last} */
+  const rate = (row, name) =>
+    last(row, name) === null ? null : /** @type {number} */ (last(row, name)) / history.sample_s;
+  const stateOf = (/** @type {Model} */ row) =>
+    workers.find((one) => one.on_demand && one.model_names.includes(row.id));
   /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
     { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
@@ -94,7 +108,8 @@ function ModelList({ models, ask }) {
       align: "right",
       extra: true,
       value: (row) => last(row, "ttft_p50_ms"),
-      cell: (row) => (last(row, "ttft_p50_ms") === null ? "–" : duration(last(row, "ttft_p50_ms") / 1000)),
+      cell: (row) =>
+        last(row, "ttft_p50_ms") === null ? "–" : duration(/** @type {number} */ (last(row, "ttft_p50_ms")) / 1000),
     },
     {
       name: "do",
@@ -111,7 +126,8 @@ function ModelList({ models, ask }) {
     },
   ];
   return html`<${Card} title="Models" flush><${Table} label="Models" columns=${columns} rows=${models} sort="id"
-    keyOf=${(row) => row.id} empty=${html`<${Empty} icon="models" title="No model"><p>A worker brings its model.
+    keyOf=${(/** @type {Model} */ row) =>
+      row.id} empty=${html`<${Empty} icon="models" title="No model"><p>A worker brings its model.
       <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} /><//>`;
 }
 
@@ -148,7 +164,8 @@ function NameList({ names, ask }) {
     },
   ];
   return html`<${Card} title="Names" lead="Names of requests that the configuration maps to models." flush>
-    <${Table} label="Names" columns=${columns} rows=${names} keyOf=${(row) => row.name} sort="name" /><//>`;
+    <${Table} label="Names" columns=${columns} rows=${names} keyOf=${(/** @type {Alias} */ row) =>
+      row.name} sort="name" /><//>`;
 }
 
 /** @param {{ alias: Alias }} props */
@@ -200,7 +217,7 @@ export function Explained({ model, body, onClose }) {
     const asked = body ?? { model, messages: [{ role: "user", content: "Hello!" }] };
     api.post("/v1/admin/route", asked).then(setAnswer, setError);
   }, [model]);
-  /** @type {import("../ui/table.js").Column<Api.Route["candidates"][number]>[]} */
+  /** @type {import("../ui/table.js").Column<Candidate>[]} */
   const columns = [
     {
       name: "id",
@@ -232,6 +249,6 @@ export function Explained({ model, body, onClose }) {
       )}</ul>`
     }
     <${Table} label="Candidates" hasFilter=${false} columns=${columns} rows=${answer.candidates}
-      keyOf=${(row) => row.worker_id} />`
+      keyOf=${(/** @type {Candidate} */ row) => row.worker_id} />`
     }<//>`;
 }

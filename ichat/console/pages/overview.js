@@ -24,6 +24,8 @@ import { Welcome } from "./welcome.js";
 /** @import { Problem } from "./problems.js" */
 /** @import { Model, State, Worker } from "../store.js" */
 
+/** @typedef {keyof Api.History["columns"]} Column */
+
 const SYNC = "overview";
 const LINES_MAX = 8;
 const ROWS_MAX = 12;
@@ -80,9 +82,11 @@ function Lines({ lines, kind }) {
 /** @param {{ state: State }} props */
 function Figures({ state: { workers, models, history } }) {
   const ready = workers.filter((worker) => worker.state === "ready" || worker.state === "following").length;
-  const last = (name) => history.columns[name]?.at(-1) ?? null;
-  const perSecond = (name) => (last(name) === null ? null : last(name) / history.sample_s);
-  const sum = (name) => models.reduce((total, model) => total + (model[name] ?? 0), 0);
+  const last = (/** @type {Column} */ name) => history.columns[name]?.at(-1) ?? null;
+  const perSecond = (/** @type {Column} */ name) =>
+    last(name) === null ? null : /** @type {number} */ (last(name)) / history.sample_s;
+  const sum = (/** @type {"in_flight" | "queued"} */ name) =>
+    models.reduce((total, model) => total + (model[name] ?? 0), 0);
   const figures = [
     ["Workers ready", workers.length ? `${ready} / ${workers.length}` : "none", "workers"],
     ["Models", number(models.length), "models"],
@@ -100,7 +104,8 @@ function Figures({ state: { workers, models, history } }) {
 /** @param {{ history: Api.History }} props */
 function Charts({ history }) {
   const { columns, sample_s: every } = history;
-  const rate = (name) => (columns[name] ?? []).map((value) => (value === null ? null : value / every));
+  const rate = (/** @type {Column} */ name) =>
+    (columns[name] ?? []).map((value) => (value === null ? null : value / every));
   const series = useMemo(
     () => ({
       requests: [
@@ -124,7 +129,7 @@ function Charts({ history }) {
     [history],
   );
   const shared = { times: columns.at, sync: SYNC };
-  const percent = (value) => `${Math.round(value * 100)} %`;
+  const percent = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
   return html`<div class="grid charts">
     <${Chart} ...${shared} title="Requests" unit="/s" series=${series.requests} />
     <${Chart} ...${shared} title="Tokens" unit="/s" series=${series.tokens} />
@@ -134,8 +139,10 @@ function Charts({ history }) {
   </div>`;
 }
 
+/** @param {number} value */
 const milliseconds = (value) => duration(value / 1000);
 
+/** @param {string} text */
 const clipped = (text) => html`<span class="clip" title=${text}>${text}</span>`;
 
 /** @param {{ models: Model[], workers: Worker[] }} props */
@@ -154,8 +161,9 @@ function Models({ models, workers }) {
     { name: "queued", title: "Queued", align: "right", value: (row) => row.queued, cell: (row) => row.queued },
   ];
   return html`<${Card} title="Models" flush actions=${html`<a href=${hrefOf("models")}>All</a>`}>
-    <${Table} label="Models" columns=${columns} rows=${models.slice(0, ROWS_MAX)} keyOf=${(row) => row.id} sort="id"
-      hrefOf=${(row) => hrefOf("models", [], { find: row.id })} /><//>`;
+    <${Table} label="Models" columns=${columns} rows=${models.slice(0, ROWS_MAX)} keyOf=${(/** @type {Model} */ row) =>
+      row.id} sort="id"
+      hrefOf=${(/** @type {Model} */ row) => hrefOf("models", [], { find: row.id })} /><//>`;
 }
 
 /**
@@ -195,7 +203,9 @@ function Workers({ workers }) {
     },
   ];
   return html`<${Card} title="Workers" flush actions=${html`<a href=${hrefOf("workers")}>All</a>`}>
-    <${Table} label="Workers" columns=${columns} rows=${workers.slice(0, ROWS_MAX)} keyOf=${(row) => row.worker_id}
-      sort="id" hrefOf=${(row) => hrefOf("workers", [row.worker_id])}
-      onOpen=${(row) => go("workers", [row.worker_id])} /><//>`;
+    <${Table} label="Workers" columns=${columns} rows=${workers.slice(0, ROWS_MAX)} keyOf=${(
+      /** @type {Worker} */ row,
+    ) => row.worker_id}
+      sort="id" hrefOf=${(/** @type {Worker} */ row) => hrefOf("workers", [row.worker_id])}
+      onOpen=${(/** @type {Worker} */ row) => go("workers", [row.worker_id])} /><//>`;
 }

@@ -7,6 +7,8 @@ import { Chat } from "./playground/chat_page.js";
 import { Completion } from "./playground/completion.js";
 import { Embeddings, Rerank } from "./playground/vectors.js";
 
+/** @import { Route } from "../router.js" */
+
 const PARTS = [
   { name: "chat", title: "Chat", part: Chat },
   { name: "completion", title: "Completion", part: Completion },
@@ -14,7 +16,11 @@ const PARTS = [
   { name: "rerank", title: "Rerank", part: Rerank },
 ];
 
-/** The page: `#/playground/PART?model=NAME`. */
+/**
+ * The page: `#/playground/PART?model=NAME`.
+ *
+ * @param {{ params: Route }} props
+ */
 export default function Playground({ params }) {
   const names = useNames();
   const current = PARTS.find((one) => one.name === params.rest[0]) ?? PARTS[0];
@@ -23,7 +29,7 @@ export default function Playground({ params }) {
   return html`<${Page} title="Playground" lead="Requests as clients send them: they wait in the same queues, and
     count as any other.">
     <${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
-      onSelect=${(name) => go("playground", [name])} />
+      onSelect=${(/** @type {string} */ name) => go("playground", [name])} />
     <${Access} />
     ${
       names.length

@@ -26,7 +26,8 @@ const DOWN = { failed: "bad", unhealthy: "bad", wedged: "bad", broken: "bad", re
 export function problemsOf({ config, workers, models, machines, usageStorage }) {
   const down = new Set(workers.filter((one) => DOWN[one.state]).flatMap((one) => one.model_names));
   const loaded = new Set(workers.filter(isLoading).flatMap((one) => one.model_names));
-  const isAsked = (one) => one.workers > 0 || one.queued > 0 || loaded.has(one.id) || !down.has(one.id);
+  const isAsked = (/** @type {Model} */ one) =>
+    one.workers > 0 || one.queued > 0 || loaded.has(one.id) || !down.has(one.id);
   const asked = models.filter(isAsked);
   const found = [
     ...workers.flatMap(ofWorker),
@@ -83,6 +84,7 @@ function ofConfig(config) {
  * @returns {Problem[]}
  */
 function ofWorker(worker) {
+  /** @type {Problem[]} */
   const found = [];
   const href = hrefOf("workers", [worker.worker_id]);
   const tone = DOWN[worker.state];

@@ -20,8 +20,10 @@ import {
 } from "../ui.js";
 import { comingOf, isLoading, loadWords, stateLine } from "./states.js";
 
+/** @import { Route } from "../router.js" */
 /** @import { Model, Worker } from "../store.js" */
 
+/** @type {Record<string, [string, string]>} */
 const PHASES = {
   begun: ["read", "idle"],
   queued: ["queued", "warn"],
@@ -66,7 +68,11 @@ export function whyOf(request, models, workers) {
   return `${request.worker} answers${before}.`;
 }
 
-/** Return the end of an id, which differs: its beginning is the gateway's own. */
+/**
+ * Return the end of an id, which differs: its beginning is the gateway's own.
+ *
+ * @param {string} id
+ */
 const shortId = (id) => (id.length > ID_CHARACTERS ? `…${id.slice(-ID_CHARACTERS)}` : id);
 
 /** @param {Api.RequestInFlight} request */
@@ -77,13 +83,18 @@ async function cancel(request) {
   toast("The request was cancelled.");
 }
 
-/** The page. */
+/**
+ * The page.
+ *
+ * @param {{ params: Route }} props
+ */
 export default function Requests({ params }) {
   const inFlight = useRequests();
   const models = useStore((all) => all.models);
   const workers = useStore((all) => all.workers);
   const [text, setText] = useState(params.query.find ?? "");
   const all = inFlight?.requests ?? [];
+  /** @param {Api.RequestInFlight} one */
   const words = (one) => [one.id, one.own_id, one.key, one.client, one.model, one.alias, one.worker, one.phase];
   const found = all.filter((one) => words(one).some((word) => word?.toLowerCase().includes(text.toLowerCase())));
   /** @type {import("../ui/table.js").Column<Api.RequestInFlight>[]} */
@@ -159,6 +170,8 @@ export default function Requests({ params }) {
   return html`<${Page} title="Requests in flight" lead=${lead} actions=${html`<input type="search"
       aria-label="Find requests" placeholder="Find ( / )" value=${text}
       onInput=${(event) => setText(event.target.value)} />`}>
-    <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(row) => row.own_id}
+    <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(
+      /** @type {Api.RequestInFlight} */ row,
+    ) => row.own_id}
       sort="-age" total=${text ? undefined : inFlight?.total} empty=${empty} /><//><//>`;
 }

@@ -19,7 +19,17 @@ import {
   useState,
 } from "../ui.js";
 
+/** @import { Column } from "../ui/table.js" */
+
+/**
+ * @typedef {{ span: string, by: string[], time: string, key: string, model: string }} Question
+ * @typedef {Api.Usage["rows"][number] & Record<string, string | number | null | undefined>} Row
+ * @typedef {keyof Api.Usage["totals"]} Amount
+ * @typedef {"hour" | "day" | "month"} Unit
+ */
+
 const DAY_S = 86400;
+/** @type {[string, string][]} */
 const BY = [
   ["key", "Key"],
   ["model", "Model"],
@@ -32,11 +42,12 @@ const TIMES = [
   ["month", "Months"],
 ];
 
-const midnight = (now) => Math.floor(now / DAY_S) * DAY_S;
-const monthStart = (now, back = 0) => {
+const midnight = (/** @type {number} */ now) => Math.floor(now / DAY_S) * DAY_S;
+const monthStart = (/** @type {number} */ now, back = 0) => {
   const date = new Date(now * 1000);
   return Date.UTC(date.getUTCFullYear(), date.getUTCMonth() - back, 1) / 1000;
 };
+/** @type {Record<string, [string, (now: number) => [number, number]]>} */
 const SPANS = {
   today: ["Today", (now) => [midnight(now), now]],
   week: ["7 days", (now) => [midnight(now) - 6 * DAY_S, now]],
@@ -45,27 +56,41 @@ const SPANS = {
   year: ["12 months", (now) => [monthStart(now, 11), now]],
 };
 
-/** Return the query of a question; `by` and `time` say what is told apart. */
+/**
+ * Return the query of a question; `by` and `time` say what is told apart.
+ *
+ * @param {Pick<Question, "span" | "key" | "model">} question
+ * @param {string[]} by
+ */
 function queryOf({ span, key, model }, by) {
   const [from, to] = SPANS[span][1](Math.ceil(Date.now() / 1000));
-  const query = new URLSearchParams({ from, to, by: by.join(",") });
+  const query = new URLSearchParams(/** @type {Record<string, any>} */ ({ from, to, by: by.join(",") }));
   if (key) query.set("key", key);
   if (model) query.set("model", model);
   return query;
 }
 
+/** @param {Question} question */
 const rowKeys = ({ by, time }) => {
   const names = BY.map(([name]) => name).filter((name) => by.includes(name));
   return time ? [...names, time] : names;
 };
 
+/** @type {Record<string, string>} */
 const UNNAMED = { key: "no key", model: "no such model", endpoint: "none" };
 
 /**
  * @param {string[]} names
  * @param {boolean} hasCosts
+ * @returns {Column<Row>[]}
  */
 function columnsOf(names, hasCosts) {
+  /**
+   * @param {Amount} name
+   * @param {string} title
+   * @param {Partial<Column<Row>>} more
+   * @returns {Column<Row>}
+   */
   const amount = (name, title, more = {}) => ({
     name,
     title,
@@ -74,13 +99,14 @@ function columnsOf(names, hasCosts) {
     cell: (row) => number(row[name]),
     ...more,
   });
+  /** @type {Record<string, string>} */
   const titles = { ...Object.fromEntries(BY), hour: "Hour (UTC)", day: "Day (UTC)", month: "Month (UTC)" };
   return [
     ...names.map((name) => ({
       name,
       title: titles[name],
-      value: (row) => row[name],
-      cell: (row) => html`<span class="long">${row[name] || UNNAMED[name]}</span>`,
+      value: (/** @type {Row} */ row) => row[name],
+      cell: (/** @type {Row} */ row) => html`<span class="long">${row[name] || UNNAMED[name]}</span>`,
     })),
     amount("requests", "Requests"),
     amount("errors", "Errors", { extra: true }),
@@ -92,6 +118,7 @@ function columnsOf(names, hasCosts) {
   ];
 }
 
+/** @param {number} value */
 const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
 
 /** @param {{ totals: Api.Usage["totals"] }} props */
@@ -114,26 +141,35 @@ function Totals({ totals }) {
   )}</div>`;
 }
 
-/** Return the middle of a span of time that the API names, in seconds since 1970. */
+/**
+ * Return the middle of a span of time that the API names, in seconds since 1970.
+ *
+ * @param {string} label
+ */
 const timeOf = (label) =>
   Date.parse(/^\d{4}-\d\d$/.test(label) ? `${label}-01T00:00Z` : label.length === 10 ? `${label}T00:00Z` : label) /
   1000;
 
-const slice = (from, to) => (at) => new Date(at * 1000).toISOString().slice(from, to);
+const slice = (/** @type {number} */ from, /** @type {number} */ to) => (/** @type {number} */ at) =>
+  new Date(at * 1000).toISOString().slice(from, to);
 const IN_WORDS = { hour: slice(11, 16), day: slice(5, 10), month: slice(0, 7) };
 
-/** @param {{ rows: Api.Usage["rows"], unit: string }} props */
+/** @param {{ rows: (Row & Record<Unit, string>)[], unit: Unit }} props */
 function OverTime({ rows, unit }) {
   const known = rows.filter((row) => Number.isFinite(timeOf(row[unit])));
-  const column = (name) => known.map((row) => row[name]);
+  const column = (/** @type {Amount} */ name) => known.map((row) => row[name]);
   const times = known.map((row) => timeOf(row[unit]));
   if (times.length < 2) return null;
   return html`<${Chart} title=${`Tokens by ${unit}`} times=${times} series=${[
     { title: "in", values: column("input_tokens"), color: "chart-2" },
     { title: "out", values: column("output_tokens"), color: "chart-1", fill: true },
-  ]} timeOf=${IN_WORDS[unit]} format=${(value) => number(value, { short: true })} />`;
+  ]} timeOf=${IN_WORDS[unit]} format=${(/** @type {number} */ value) => number(value, { short: true })} />`;
 }
 
+/**
+ * @param {Question} question
+ * @param {string[]} names
+ */
 async function saveCsv(question, names) {
   const query = queryOf(question, names);
   query.set("format", "csv");
@@ -145,6 +181,7 @@ async function saveCsv(question, names) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+/** @param {{ question: Question, set: (change: Partial<Question>) => void, answer: Api.Usage | null }} props */
 function Filters({ question, set, answer }) {
   const models = useStore((all) => all.models);
   const [keys, setKeys] = useState(/** @type {string[]} */ ([]));
@@ -154,10 +191,13 @@ function Filters({ question, set, answer }) {
       () => {},
     );
   }, []);
-  const choose = (name, options) => html`<select value=${question[name]}
+  const choose = (
+    /** @type {keyof Question} */ name,
+    /** @type {string[][]} */ options,
+  ) => html`<select value=${question[name]}
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${options.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select>`;
-  const turn = (name) =>
+  const turn = (/** @type {string} */ name) =>
     set({
       by: question.by.includes(name) ? question.by.filter((one) => one !== name) : [...question.by, name],
     });
@@ -184,15 +224,16 @@ function Filters({ question, set, answer }) {
 export default function Usage() {
   const [question, setQuestion] = useState({ span: "month", by: ["key", "model"], time: "", key: "", model: "" });
   const [answer, setAnswer] = useState(
-    /** @type {(Api.Usage & { names: string[], over: Api.Usage["rows"], unit: string }) | null} */ (null),
+    /** @type {(Api.Usage & { names: string[], over: Api.Usage["rows"], unit: Unit }) | null} */ (null),
   );
   const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
   const [round, setRound] = useState(0);
   const names = rowKeys(question);
-  const unit = { today: "hour", year: "month" }[question.span] ?? "day";
+  const unit = /** @type {Record<string, Unit>} */ ({ today: "hour", year: "month" })[question.span] ?? "day";
   useEffect(() => {
     const control = new AbortController();
-    const ask = (by) => api.get(`/v1/admin/usage?${queryOf(question, by)}`, { signal: control.signal });
+    const ask = (/** @type {string[]} */ by) =>
+      api.get(`/v1/admin/usage?${queryOf(question, by)}`, { signal: control.signal });
     Promise.all([ask(names.length ? names : ["model"]), ask([unit])]).then(
       ([table, over]) => {
         setAnswer({ ...table, names: names.length ? names : ["model"], over: over.rows, unit });
@@ -202,7 +243,7 @@ export default function Usage() {
     );
     return () => control.abort();
   }, [JSON.stringify(question), round]);
-  const set = (change) => setQuestion((before) => ({ ...before, ...change }));
+  const set = (/** @type {Partial<Question>} */ change) => setQuestion((before) => ({ ...before, ...change }));
   const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Read again<//>
     <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>Save as CSV<//>`;
   return html`<${Page} title="Usage" actions=${actions}
@@ -222,7 +263,7 @@ export default function Usage() {
       <${Card} flush><${Table} key=${answer.names.join()} label="Usage" rows=${answer.rows}
         columns=${columnsOf(answer.names, answer.totals.cost !== null)}
         sort=${question.time ? `-${question.time}` : "-output_tokens"}
-        keyOf=${(row) => answer.names.map((name) => row[name]).join("\n")}
+        keyOf=${(/** @type {Row} */ row) => answer.names.map((name) => row[name]).join("\n")}
         empty=${html`<${Empty} icon="usage" title="No requests in this time" />`} /><//>`
     }<//>`;
 }

@@ -9,6 +9,9 @@ import { bodyOf, EMPTY, nameOf, tomlOf } from "./launch/draft.js";
 import { addressOf, interpreterOf, joinCommand, joinSettings } from "./welcome/join.js";
 
 /** @import { Machine } from "../store.js" */
+/** @import { FieldEvent } from "../ui/html.js" */
+/** @import { Draft } from "./launch/draft.js" */
+/** @import { Engine, Settings } from "./welcome/join.js" */
 
 const EXAMPLE = "Qwen/Qwen3-0.6B";
 
@@ -20,7 +23,7 @@ export function Welcome() {
   const [settings, setSettings] = useState(/** @type {Api.Config["settings"] | null} */ (null));
   const machine = useStore((all) => all.machines.find((one) => one.has_gateway));
   useEffect(() => {
-    const failed = (error) => toast(error.message, "bad");
+    const failed = (/** @type {Error} */ error) => toast(error.message, "bad");
     api.get("/v1/admin/engines").then((answer) => setEngines(answer.engines), failed);
     api.get("/v1/admin/config").then((answer) => setSettings(answer.settings), failed);
   }, []);
@@ -53,10 +56,15 @@ export function Welcome() {
       and its configuration, and says what to type.<//><//>`;
 }
 
+/** @param {string} name */
 const askOf = (name) => `curl ${BASE}/v1/chat/completions \\\n  -H 'content-type: application/json' \\
   -d '{"model": ${JSON.stringify(name).replaceAll("'", "'\\''")},
     "messages": [{"role": "user", "content": "Hello!"}]}'`;
 
+/**
+ * @param {{ path: string, setPath: (path: string) => void, draft: Draft, backend: string,
+ *   setBackend: (name: string) => void, engines: Api.Engines["engines"] }} props
+ */
 function Start({ path, setPath, draft, backend, setBackend, engines }) {
   const body = path.trim() ? bodyOf(draft, new Map()) : null;
   const answer = useCheck(body);
@@ -71,11 +79,11 @@ function Start({ path, setPath, draft, backend, setBackend, engines }) {
     }
   };
   const objections = (answer && !answer.isOld && answer.objections) || [];
-  const type = (event) => {
+  const type = (/** @type {FieldEvent} */ event) => {
     setFailure("");
     setPath(event.target.value);
   };
-  const press = (event) => {
+  const press = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" && body && !objections.length) launch();
   };
   const more = hrefOf("launch", [], { model_path: path.trim(), backend });
@@ -98,7 +106,7 @@ function Start({ path, setPath, draft, backend, setBackend, engines }) {
       <a class="button quiet" href=${more}>All settings</a></div></div><//>`;
 }
 
-/** @param {{ settings: any, machine?: Machine, engine?: Api.Engines["engines"][number], model: string }} props */
+/** @param {{ settings: Settings, machine?: Machine, engine?: Engine, model: string }} props */
 function Join({ settings, machine, engine, model }) {
   const missing = joinSettings(settings);
   const variable = settings.security.join_token_env ?? "ICHAT_JOIN_TOKEN";

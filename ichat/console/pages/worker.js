@@ -33,12 +33,15 @@ import { Log } from "./log.js";
 import { isLoading, reasonOf, stateWords } from "./states.js";
 
 /** @import { Worker as Summary } from "../store.js" */
+/** @import { Column } from "../ui/table.js" */
 
 /**
  * What the list has of a worker, and what its own answer has beside that, once that is there.
  *
  * @typedef {Summary & Partial<Omit<Api.Worker, keyof Api.WorkerSummary>>} Details
  */
+
+/** @typedef {{ name: string, value: unknown, isSet: boolean }} Argument */
 
 const TABS = [
   { name: "now", title: "Now" },
@@ -80,7 +83,7 @@ export default function Worker({ id, tab = "now" }) {
       actions=${html`<${Actions} worker=${worker} />`}>
     <${State} worker=${worker} />
     <${Tabs} label="What of it" tabs=${TABS} current=${tab}
-      onSelect=${(name) => go("workers", [id], { tab: name })} />
+      onSelect=${(/** @type {string} */ name) => go("workers", [id], { tab: name })} />
     ${tab === "now" && html`<${Now} worker=${worker} />`}
     ${tab === "log" && html`<${Card}><${Log} id=${id} /><//>`}
     ${tab === "arguments" && html`<${Arguments} worker=${worker} />`}
@@ -176,7 +179,7 @@ function Now({ worker }) {
   return html`<div class="grid two">
       <${Chart} ...${shared} title="Requests in flight" series=${series.load} />
       <${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
-        format=${(value) => `${Math.round(value * 100)} %`} />
+        format=${(/** @type {number} */ value) => `${Math.round(value * 100)} %`} />
     </div>
     <div class="grid two"><${Card} title="Load"><${Facts} facts=${load} /><//>
       <${Card} title="What it is"><${Facts} facts=${facts} /><//></div>
@@ -216,6 +219,7 @@ function Arguments({ worker }) {
   const changed = new Set(worker.changed_args);
   const rows = Object.entries(worker.args).map(([name, value]) => ({ name, value, isSet: changed.has(name) }));
   const found = rows.filter((row) => (all || row.isSet) && row.name.includes(text.trim().replaceAll("-", "_")));
+  /** @type {Column<Argument>[]} */
   const columns = [
     {
       name: "name",
@@ -230,5 +234,6 @@ function Arguments({ worker }) {
       onInput=${(event) => setText(event.target.value)} />
     <label class="check"><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} />
       defaults as well</label>`}>
-    <${Table} label="Arguments" columns=${columns} rows=${found} keyOf=${(row) => row.name} sort="name" /><//>`;
+    <${Table} label="Arguments" columns=${columns} rows=${found} keyOf=${(/** @type {Argument} */ row) =>
+      row.name} sort="name" /><//>`;
 }

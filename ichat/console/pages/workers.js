@@ -6,9 +6,11 @@ import { Card, Empty, html, Meter, Page, percent, StateBadge, Table, Tabs, useSt
 import { stateLine } from "./states.js";
 import Worker from "./worker.js";
 
+/** @import { Route } from "../router.js" */
 /** @import { Worker as WorkerRow } from "../store.js" */
 
 const FINE = new Set(["ready", "following", "cold", "asleep"]);
+/** @type {{ name: string, title: string, has: (worker: WorkerRow) => boolean }[]} */
 const GROUPS = [
   { name: "all", title: "All", has: () => true },
   { name: "ready", title: "Ready", has: (worker) => worker.state === "ready" || worker.state === "following" },
@@ -16,7 +18,11 @@ const GROUPS = [
   { name: "other", title: "Not ready", has: (worker) => !FINE.has(worker.state) },
 ];
 
-/** The list, or one worker where the address names one. */
+/**
+ * The list, or one worker where the address names one.
+ *
+ * @param {{ params: Route }} props
+ */
 export default function Workers({ params }) {
   return params.rest.length
     ? html`<${Worker} id=${params.rest[0]} tab=${params.query.tab} />`
@@ -96,6 +102,7 @@ function List({ find }) {
   useTick();
   const [text, setText] = useState(find);
   const [group, setGroup] = useState("all");
+  /** @param {WorkerRow} worker */
   const words = (worker) => [worker.worker_id, ...worker.model_names, worker.machine, worker.backend, worker.state];
   const found = workers.filter((one) => words(one).some((word) => word?.toLowerCase().includes(text.toLowerCase())));
   const { has } = GROUPS.find((one) => one.name === group) ?? GROUPS[0];
@@ -109,7 +116,10 @@ function List({ find }) {
       <a class="button primary" href=${hrefOf("launch")}>Launch</a>`}>
     <${Card} flush>
       <${Tabs} label="Which workers" tabs=${tabs} current=${group} onSelect=${setGroup} />
-      <${Table} label="Workers" columns=${COLUMNS} rows=${found.filter(has)} keyOf=${(row) => row.worker_id} sort="id"
-        hrefOf=${(row) => hrefOf("workers", [row.worker_id])} onOpen=${(row) => go("workers", [row.worker_id])}
+      <${Table} label="Workers" columns=${COLUMNS} rows=${found.filter(has)} keyOf=${(/** @type {WorkerRow} */ row) =>
+        row.worker_id} sort="id"
+        hrefOf=${(/** @type {WorkerRow} */ row) => hrefOf("workers", [row.worker_id])} onOpen=${(
+          /** @type {WorkerRow} */ row,
+        ) => go("workers", [row.worker_id])}
         empty=${empty} /><//><//>`;
 }

@@ -7,7 +7,14 @@ import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { toast } from "./overlays.js";
 
-/** A page: its title, a sentence on what it shows, what can be done, and the content. */
+/** @import { ComponentChildren } from "preact" */
+
+/**
+ * A page: its title, a sentence on what it shows, what can be done, and the content.
+ *
+ * @param {{ title: string, lead?: ComponentChildren, actions?: ComponentChildren,
+ *   back?: { href: string, title: string }, children?: ComponentChildren }} props
+ */
 export function Page({ title, lead, actions, back, children }) {
   useEffect(() => {
     document.title = `${title} · iChat`;
@@ -25,7 +32,12 @@ export function Page({ title, lead, actions, back, children }) {
   </div>`;
 }
 
-/** A part of a page with a heading. */
+/**
+ * A part of a page with a heading.
+ *
+ * @param {{ title?: ComponentChildren, lead?: ComponentChildren, actions?: ComponentChildren,
+ *   children?: ComponentChildren, tone?: string, flush?: boolean }} props
+ */
 export function Card({ title, lead, actions, children, tone = "", flush = false }) {
   return html`<section class=${`card ${tone} ${flush ? "flush" : ""}`}>
     ${
@@ -43,11 +55,14 @@ export function Card({ title, lead, actions, children, tone = "", flush = false 
  * A button; while what `onClick` returns is under way it cannot be pressed, and a failure is shown.
  *
  * tone: "" | "primary" | "danger" | "quiet".
+ *
+ * @param {{ onClick?: (event: MouseEvent) => unknown, tone?: string, icon?: string, children?: ComponentChildren,
+ *   disabled?: boolean, small?: boolean, [attribute: string]: unknown }} props
  */
 export function Button({ onClick, tone = "", icon, children, disabled, small, ...rest }) {
   const [isBusy, setBusy] = useState(false);
   const isMounted = useMounted();
-  const press = async (event) => {
+  const press = async (/** @type {MouseEvent} */ event) => {
     const result = onClick?.(event);
     if (!(result instanceof Promise)) return;
     setBusy(true);
@@ -64,11 +79,16 @@ export function Button({ onClick, tone = "", icon, children, disabled, small, ..
     ${icon && html`<${Icon} name=${icon} size=${16} />`}${children}</button>`;
 }
 
-/** A small label. tone: "ok" | "busy" | "warn" | "bad" | "idle". */
+/**
+ * A small label. tone: "ok" | "busy" | "warn" | "bad" | "idle".
+ *
+ * @param {{ tone?: string, children?: ComponentChildren, title?: string }} props
+ */
 export function Badge({ tone = "idle", children, title }) {
   return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
 }
 
+/** @type {Record<string, string>} */
 const STATES = {
   ready: "ok",
   following: "ok",
@@ -86,12 +106,21 @@ const STATES = {
   failed: "bad",
 };
 
-/** The state of a worker. */
+/**
+ * The state of a worker.
+ *
+ * @param {{ state: string }} props
+ */
 export function StateBadge({ state }) {
   return html`<${Badge} tone=${STATES[state] ?? "busy"}>${state}<//>`;
 }
 
-/** A form's control with its label; `hint` explains, `error` says what is wrong. */
+/**
+ * A form's control with its label; `hint` explains, `error` says what is wrong.
+ *
+ * @param {{ label: ComponentChildren, hint?: ComponentChildren, error?: string, children?: ComponentChildren,
+ *   wide?: boolean }} props
+ */
 export function Field({ label, hint, error, children, wide }) {
   return html`<label class=${`field ${wide ? "wide" : ""} ${error ? "wrong" : ""}`}>
     <span class="field-label">${label}</span>
@@ -101,10 +130,17 @@ export function Field({ label, hint, error, children, wide }) {
   </label>`;
 }
 
-/** Tabs: `tabs` are {name, title, count?}; arrow keys go from one to the next. */
+/**
+ * Tabs: `tabs` are {name, title, count?}; arrow keys go from one to the next.
+ *
+ * @param {{ tabs: { name: string, title: string, count?: number }[], current: string, label: string,
+ *   onSelect: (name: string) => void }} props
+ */
 export function Tabs({ tabs, current, onSelect, label }) {
-  const move = (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const move = (
+    /** @type {KeyboardEvent & { currentTarget: { children: HTMLCollectionOf<HTMLElement> } }} */ event,
+  ) => {
+    const step = /** @type {Record<string, number>} */ ({ ArrowRight: 1, ArrowLeft: -1 })[event.key];
     if (!step) return;
     const at = tabs.findIndex((tab) => tab.name === current);
     const next = tabs[(at + step + tabs.length) % tabs.length];
@@ -121,13 +157,22 @@ export function Tabs({ tabs, current, onSelect, label }) {
   </div>`;
 }
 
-/** What stands where there is nothing to show: why, and what to do. */
+/**
+ * What stands where there is nothing to show: why, and what to do.
+ *
+ * @param {{ title: string, icon?: string, children?: ComponentChildren }} props
+ */
 export function Empty({ title, icon, children }) {
   return html`<div class="empty">${icon && html`<${Icon} name=${icon} size=${28} />`}
     <h3>${title}</h3>${children}</div>`;
 }
 
-/** A sentence that matters. tone: "warn" | "bad" | "busy". */
+/**
+ * A sentence that matters. tone: "warn" | "bad" | "busy".
+ *
+ * @param {{ tone?: string, title?: ComponentChildren, children?: ComponentChildren,
+ *   actions?: ComponentChildren }} props
+ */
 export function Notice({ tone = "warn", title, children, actions }) {
   return html`<div class=${`notice ${tone}`} role=${tone === "bad" ? "alert" : "status"}>
     <${Icon} name=${tone === "busy" ? "info" : "alert"} />
@@ -136,7 +181,11 @@ export function Notice({ tone = "warn", title, children, actions }) {
   </div>`;
 }
 
-/** A share of 0 to 1 as a bar, with its words beside it. */
+/**
+ * A share of 0 to 1 as a bar, with its words beside it.
+ *
+ * @param {{ value: number | null | undefined, text?: string, label: string }} props
+ */
 export function Meter({ value, text, label }) {
   if (value === null || value === undefined) return html`<span class="muted">–</span>`;
   const tone = value >= 0.95 ? "bad" : value >= 0.8 ? "warn" : "";
@@ -146,7 +195,11 @@ export function Meter({ value, text, label }) {
     <span class="num">${text ?? `${percent} %`}</span></span>`;
 }
 
-/** Facts as a list: `facts` are [name, value] pairs; those whose value is null or undefined are left out. */
+/**
+ * Facts as a list: `facts` are [name, value] pairs; those whose value is null or undefined are left out.
+ *
+ * @param {{ facts: [string, ComponentChildren][] }} props
+ */
 export function Facts({ facts }) {
   const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return html`<dl class="facts">${known.map(
@@ -155,7 +208,11 @@ export function Facts({ facts }) {
   )}</dl>`;
 }
 
-/** A button that copies a text. */
+/**
+ * A button that copies a text.
+ *
+ * @param {{ text: string, label?: string }} props
+ */
 export function Copy({ text, label = "Copy" }) {
   const [isDone, setDone] = useState(false);
   const copy = async () => {
@@ -167,7 +224,11 @@ export function Copy({ text, label = "Copy" }) {
     ${isDone ? "Copied" : label}<//>`;
 }
 
-/** Put a text on the clipboard; also where the page came over plain http from another machine. Throws if that fails. */
+/**
+ * Put a text on the clipboard; also where the page came over plain http from another machine. Throws if that fails.
+ *
+ * @param {string} text
+ */
 export async function copyText(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);
@@ -183,17 +244,29 @@ export async function copyText(text) {
   if (!isDone) throw new Error("The browser lets nothing be copied: select the text, and copy it by hand.");
 }
 
-/** A text in a box, with a button that copies it. */
+/**
+ * A text in a box, with a button that copies it.
+ *
+ * @param {{ text: string, label?: string }} props
+ */
 export function Code({ text, label }) {
   return html`<div class="code"><pre tabindex="0">${text}</pre><${Copy} text=${text} label=${label} /></div>`;
 }
 
-/** What is drawn in it; where that fails, why, and a button that draws it again. The rest of the page stays. */
+/**
+ * What is drawn in it; where that fails, why, and a button that draws it again. The rest of the page stays.
+ *
+ * @extends {Component<{ children: ComponentChildren }, { error?: Error | null }>}
+ */
 export class Guard extends Component {
-  componentDidCatch(error) {
+  componentDidCatch(/** @type {Error} */ error) {
     this.setState({ error });
   }
 
+  /**
+   * @param {{ children: ComponentChildren }} props
+   * @param {{ error?: Error | null }} state
+   */
   render({ children }, { error }) {
     if (!error) return children;
     const again = html`<${Button} small onClick=${() => this.setState({ error: null })}>Try again<//>`;

@@ -4,11 +4,21 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { number } from "./format.js";
 import { html } from "./html.js";
 
+/**
+ * The values of one line, null where there is none; `color` is a variable of the style sheet.
+ *
+ * @typedef {{ title: string, values: (number | null)[], color?: string, fill?: boolean }} Series
+ */
+
 const HEIGHT = 132;
-/** uPlot, which the page has loaded before. @type {any} */
+/** uPlot, which the page has loaded before. @type {typeof import("uplot")} */
 const uPlot = Reflect.get(globalThis, "uPlot");
 
-/** Return the colour that a variable of the style sheet has in the theme that is on. */
+/**
+ * Return the colour that a variable of the style sheet has in the theme that is on.
+ *
+ * @param {string} name
+ */
 export function colorOf(name) {
   const probe = document.createElement("span");
   probe.className = "probe";
@@ -19,11 +29,18 @@ export function colorOf(name) {
   return color;
 }
 
+/** @param {number} seconds */
 const clock = (seconds) =>
   new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
 
+/** @param {number} value */
 const short = (value) => number(value, { short: true });
 
+/**
+ * @param {{ series: Series[], show: (index: number | null) => void, max?: number, format: (value: number) => string,
+ *   sync?: string, width: number, timeOf: (at: number) => string }} how
+ * @returns {import("uplot").Options}
+ */
 function optionsOf({ series, show, max, format, sync, width, timeOf }) {
   const muted = colorOf("muted");
   const grid = { stroke: colorOf("line"), width: 1 };
@@ -33,7 +50,7 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
     height: HEIGHT,
     padding: [10, 10, 0, 0],
     legend: { show: false },
-    tzDate: timeOf === clock ? undefined : (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+    tzDate: timeOf === clock ? undefined : (/** @type {number} */ at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
     scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
     axes: [
@@ -59,10 +76,13 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
  * `times`: seconds since 1970. `series`: {title, values, color?, fill?}. `unit` stands behind values. `max`: the upper
  * end of the axis. `sync`: charts of the same name share the pointer.
  * `timeOf(at)`: a time in words, in UTC; left out, the time of day here.
+ *
+ * @param {{ title: string, times: number[], series: Series[], unit?: string, max?: number, sync?: string,
+ *   format?: (value: number) => string, timeOf?: (at: number) => string }} props
  */
 export function Chart({ title, times, series, unit = "", max, sync, format = short, timeOf = clock }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));
-  const plot = useRef(/** @type {any | null} */ (null));
+  const plot = useRef(/** @type {import("uplot") | null} */ (null));
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const [theme, setTheme] = useState(0);
   useEffect(() => {
@@ -89,7 +109,8 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
     plot.current?.setData([times, ...series.map((one) => one.values)]);
   }, [times, series]);
   const index = Math.min(at ?? times.length, times.length - 1); // there may be fewer than when the pointer came
-  const text = (value) => (value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`);
+  const text = (/** @type {number | null | undefined} */ value) =>
+    value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`;
   return html`<figure class="chart" aria-label=${title}>
     <figcaption><span class="chart-title">${title}</span><span class="chart-values">
       ${series.map(

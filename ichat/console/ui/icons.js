@@ -2,6 +2,7 @@
 
 import { html } from "./html.js";
 
+/** @type {Record<string, string>} */
 const PATHS = {
   overview: "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-3H4zM14 7h6V4h-6z",
   workers: "M4 5h16v5H4zM4 14h16v5H4zM8 7.5h.01M8 16.5h.01",
@@ -26,7 +27,11 @@ const PATHS = {
   alert: "M12 4l9 16H3zM12 10v4M12 17h.01",
 };
 
-/** An icon by its name; it says nothing to screen readers, what stands beside it does. */
+/**
+ * An icon by its name; it says nothing to screen readers, what stands beside it does.
+ *
+ * @param {{ name: string, size?: number }} props
+ */
 export function Icon({ name, size = 18 }) {
   return html`<svg class="icon" width=${size} height=${size} viewBox="0 0 24 24" fill="none" stroke="currentColor"
     stroke-width="1.75" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true">

@@ -3,6 +3,8 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 
+/** @import { ComponentChildren } from "preact" */
+
 const TOAST_MS = 6000;
 
 /**
@@ -76,6 +78,9 @@ export function Overlays() {
  * A dialog over the page; Escape closes it, and the focus goes back to where it was.
  *
  * With `stays` only its buttons close it: what it shows is not shown again.
+ *
+ * @param {{ title: string, onClose: () => void, children?: ComponentChildren, actions?: ComponentChildren,
+ *   wide?: boolean, stays?: boolean }} props
  */
 export function Dialog({ title, onClose, children, actions, wide, stays }) {
   const place = useRef(/** @type {HTMLDialogElement | null} */ (null));
@@ -91,11 +96,11 @@ export function Dialog({ title, onClose, children, actions, wide, stays }) {
       before?.focus?.();
     };
   }, []);
-  const close = (event) => {
+  const close = (/** @type {Event} */ event) => {
     event.preventDefault();
     if (!stays) onClose();
   };
-  const press = (event) => {
+  const press = (/** @type {MouseEvent} */ event) => {
     if (event.target === place.current && !stays) onClose();
   };
   const closed = () => void (isGone.current || place.current?.showModal()); // browsers close it at a second Escape

@@ -3,6 +3,8 @@
 import { Button, Field, html, Notice, useMemo, useState } from "../../ui.js";
 import { USUAL } from "./draft.js";
 
+/** @import { FieldEvent } from "../../ui/html.js" */
+
 /**
  * @typedef {{ flags: Map<string, Api.EngineFlag>, args: Record<string, string>,
  *   onArg: (key: string, text: string | null) => void }} Form
@@ -18,7 +20,7 @@ const defaultOf = ({ default: value }) => {
 
 /** @param {{ flag: Api.EngineFlag, text: string, onInput: (text: string) => void }} props */
 function Control({ flag, text, onInput }) {
-  const set = (event) => onInput(event.target.value);
+  const set = (/** @type {FieldEvent} */ event) => onInput(event.target.value);
   if (flag.kind === "switch" || (flag.choices.length > 0 && !flag.is_list)) {
     const words = flag.kind === "switch" ? ["true", "false"] : flag.choices;
     return html`<select value=${text} onChange=${set}>
@@ -56,7 +58,8 @@ function Usual({ flags, args, onArg }) {
   return html`<div class="form">${shown.map(
     (flag) => html`<${Field} key=${flag.key} label=${flag.name}
     hint=${flag.help.split(/(?<=[.!?:])\s/)[0].slice(0, 110)}>
-    <${Control} flag=${flag} text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} /><//>`,
+    <${Control} flag=${flag} text=${args[flag.key] ?? ""} onInput=${(/** @type {string} */ text) =>
+      onArg(flag.key, text)} /><//>`,
   )}</div>`;
 }
 
@@ -68,7 +71,7 @@ function Usual({ flags, args, onArg }) {
 function Others({ flags, args, onArg }) {
   const [name, setName] = useState("");
   const unknown = Object.keys(args).filter((key) => !flags.has(key));
-  const add = (event) => {
+  const add = (/** @type {Event} */ event) => {
     event.preventDefault();
     const key = name.trim().replace(/^--/, "").replaceAll("-", "_");
     if (key) onArg(key, args[key] ?? "true");
@@ -105,13 +108,15 @@ function matches(flag, words) {
 function found(flags, search) {
   const words = search.toLowerCase().replaceAll("_", "-").split(/\s+/).filter(Boolean);
   const all = [...flags.values()].filter((flag) => matches(flag, words));
-  const isNamed = (flag) => words.every((word) => flag.name.includes(word));
+  const isNamed = (/** @type {Api.EngineFlag} */ flag) => words.every((word) => flag.name.includes(word));
   return words.length ? [...all.filter(isNamed), ...all.filter((flag) => !isNamed(flag))] : all;
 }
 
 /**
  * The engine's arguments. `flags`: a map by key, empty while they are not known; `asked`: {isUnderWay, error} of the
  * question for them; `onArg(key, text)`: an argument was changed, or removed by null.
+ *
+ * @param {Form & { asked: { isUnderWay: boolean, error: Error | null } }} props
  */
 export function Arguments({ flags, asked, args, onArg }) {
   const [search, setSearch] = useState("");
@@ -142,7 +147,7 @@ export function Arguments({ flags, asked, args, onArg }) {
       </div>
       <div class="argument-list">${shown.slice(0, limit).map(
         (flag) => html`<${Argument} key=${flag.key} flag=${flag}
-        text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} />`,
+        text=${args[flag.key] ?? ""} onInput=${(/** @type {string} */ text) => onArg(flag.key, text)} />`,
       )}</div>
       ${
         shown.length > limit &&

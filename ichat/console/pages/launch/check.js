@@ -3,13 +3,21 @@
 import { api } from "../../api.js";
 import { useEffect, useState } from "../../ui.js";
 
+/**
+ * What the gateway says of a worker; `isOld`: the form has changed since.
+ *
+ * @typedef {Partial<Api.LaunchCheck> & { objections: string[], isOld?: boolean }} Check
+ */
+
 const PAUSE_MS = 600;
 
-/** What the gateway says of the worker before it is launched: asked again when the form has rested for a moment. */
+/**
+ * What the gateway says of the worker before it is launched: asked again when the form has rested for a moment.
+ *
+ * @param {(Api.Launch & Record<string, unknown>) | null} body
+ */
 export function useCheck(body, round = 0) {
-  const [answer, setAnswer] = useState(
-    /** @type {(Partial<Api.LaunchCheck> & { objections: string[], isOld?: boolean }) | null} */ (null),
-  );
+  const [answer, setAnswer] = useState(/** @type {Check | null} */ (null));
   const text = JSON.stringify(body);
   useEffect(() => {
     setAnswer((before) => before && { ...before, isOld: true });

@@ -20,10 +20,19 @@ export const USUAL = [
 ];
 
 /**
- * @typedef {Omit<typeof EMPTY, "args" | "gpu_ids"> & { args: Record<string, string>, gpu_ids: number[] | null }} Draft
+ * What the form holds: texts as they were typed, of the arguments as well.
+ *
+ * @typedef {"backend" | "model_path" | "model_name" | "load" | "when_idle" | "idle_s" | "port" | "host" |
+ *   "max_in_flight" | "python" | "env" | "on_gateway_exit"} TextField
+ * @typedef {Record<TextField, string> & { args: Record<string, string>, gpu_ids: number[] | null,
+ *   share_gpus: boolean }} Draft
  */
 
-/** A form that nothing was put into. */
+/**
+ * A form that nothing was put into.
+ *
+ * @type {Draft}
+ */
 export const EMPTY = {
   backend: "vllm",
   model_path: "",
@@ -45,7 +54,7 @@ export const EMPTY = {
 /**
  * Return the name that requests use, where none was given: the directory's, or the one on the model hub.
  *
- * @param {Pick<typeof EMPTY, "model_name" | "model_path">} draft
+ * @param {Pick<Draft, "model_name" | "model_path">} draft
  */
 export function nameOf({ model_name, model_path }) {
   if (model_name.trim()) return model_name.trim();
@@ -53,6 +62,10 @@ export function nameOf({ model_name, model_path }) {
   return /^[/.~]/.test(path) ? path.replace(/\/+$/, "").split("/").pop() || path : path;
 }
 
+/**
+ * @param {string} text
+ * @param {string} kind
+ */
 function read(text, kind) {
   if (kind === "switch") return text === "true";
   if ((kind === "integer" || kind === "number") && /^-?\d+$/.test(text)) return Number(text);
@@ -83,6 +96,7 @@ export function argumentValue(text, flag) {
   }
 }
 
+/** @param {string} text */
 function guess(text) {
   if (text === "true" || text === "false") return "switch";
   if (/^[[{]/.test(text)) return "json";
@@ -97,14 +111,15 @@ function guess(text) {
  * @returns {Api.Launch & Record<string, unknown>}
  */
 export function bodyOf(draft, flags) {
+  /** @type {Record<string, unknown>} */
   const body = { model_name: nameOf(draft), model_path: draft.model_path.trim(), backend: draft.backend };
   if (draft.gpu_ids !== null) body.gpu_ids = draft.gpu_ids;
   if (draft.share_gpus) body.share_gpus = true;
-  for (const name of ["port", "max_in_flight", "idle_s"]) {
+  for (const name of /** @type {const} */ (["port", "max_in_flight", "idle_s"])) {
     if (draft[name].trim()) body[name] = argumentValue(draft[name], { kind: "number" });
   }
-  for (const name of ["host", "python"]) if (draft[name].trim()) body[name] = draft[name].trim();
-  for (const name of ["load", "when_idle", "on_gateway_exit"]) {
+  for (const name of /** @type {const} */ (["host", "python"])) if (draft[name].trim()) body[name] = draft[name].trim();
+  for (const name of /** @type {const} */ (["load", "when_idle", "on_gateway_exit"])) {
     if (draft[name] !== EMPTY[name]) body[name] = draft[name];
   }
   const env = Object.fromEntries(
@@ -122,9 +137,13 @@ export function bodyOf(draft, flags) {
   for (const [key, text] of Object.entries(draft.args)) {
     if (text.trim()) body[key] = argumentValue(text, flags.get(key));
   }
-  return body;
+  return /** @type {Api.Launch & Record<string, unknown>} */ (body);
 }
 
+/**
+ * @param {unknown} value
+ * @returns {string}
+ */
 function toml(value) {
   if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;
   if (value !== null && typeof value === "object") {
@@ -134,6 +153,7 @@ function toml(value) {
   return JSON.stringify(value).replace(/\u007f/g, "\\u007f");
 }
 
+/** @param {string} name */
 const nameIn = (name) => (/^[A-Za-z0-9_-]+$/.test(name) ? name : JSON.stringify(name));
 
 /**

@@ -12,6 +12,7 @@ const HOUR_S = 3600;
 /** Return the client's key that was given in this tab, or "". */
 export const clientKey = () => sessionStorage.getItem(KEY) ?? "";
 
+/** @param {string} key */
 function setClientKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
@@ -28,24 +29,29 @@ export function useNames() {
 export function useIsReady() {
   const models = useStore((all) => all.models);
   const targetsOf = useTargets();
-  return (name) => targetsOf(name).some((target) => models.some((one) => one.id === target && one.workers > 0));
+  return (/** @type {string} */ name) =>
+    targetsOf(name).some((target) => models.some((one) => one.id === target && one.workers > 0));
 }
 
 /** Return a function that returns the models that answer a name. */
 export function useTargets() {
   const aliases = useStore((all) => all.aliases);
-  return (name) => {
+  return (/** @type {string} */ name) => {
     const targets = aliases.find((one) => one.name === name)?.targets ?? [];
     return targets.length ? targets.map((one) => one.model) : [name];
   };
 }
 
-/** A choice among the models; `value` is what is chosen, or "" for none. */
+/**
+ * A choice among the models; `value` is what is chosen, or "" for none.
+ *
+ * @param {{ value: string, onChange: (model: string) => void, label?: string }} props
+ */
 export function ModelChoice({ value, onChange, label = "Model" }) {
   const names = useNames();
   const models = useStore((all) => all.models);
   const workers = useStore((all) => all.workers);
-  const stateOf = (name) => {
+  const stateOf = (/** @type {string} */ name) => {
     const model = models.find((one) => one.id === name);
     if (!model) return names.includes(name) ? "" : " (gone)";
     if (model.workers) return "";
@@ -73,7 +79,7 @@ export function Access() {
       (error) => setFailure(error.message),
     );
   }, [version]);
-  const take = (text) => {
+  const take = (/** @type {string} */ text) => {
     setClientKey(asKey(text));
     setKey(asKey(text));
   };

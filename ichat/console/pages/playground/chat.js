@@ -6,6 +6,10 @@ import { clientKey } from "./access.js";
 import { ended, isOpen, newReply, withComment, withEvent, withHead } from "./reply.js";
 import { chatBody, NO_SETTINGS } from "./request.js";
 
+/** @import { StreamEvent, StreamOptions } from "../../api.js" */
+/** @import { Reply } from "./reply.js" */
+/** @import { Body, ResultsTurn, Settings, UserTurn } from "./request.js" */
+
 const PATH = "/v1/chat/completions";
 const GATHER_MS = 40;
 export const SIDES_MAX = 2;
@@ -18,10 +22,19 @@ const listeners = new Set();
 /**
  * An entry of a conversation; see `messagesOf`.
  *
- * @typedef {{ id: number, kind: string, text?: string, pictures?: string[], reply?: any, model?: string, body?: any,
- *   results?: { id: string, name?: string, content: string }[] }} Entry
+ * @typedef {{ id: number } & Required<UserTurn>} UserEntry
+ * @typedef {{ id: number, kind: "reply", reply: Reply, model: string, body: Body }} ReplyEntry
+ * @typedef {{ id: number } & ResultsTurn} ResultsEntry
+ * @typedef {UserEntry | ReplyEntry | ResultsEntry} Entry
  * @typedef {{ id: number, model: string, entries: Entry[], control: AbortController | null }} Side
- * @typedef {{ sides: Side[], settings: typeof NO_SETTINGS, draft: { text: string, pictures: string[] } }} Chat
+ * @typedef {{ sides: Side[], settings: Settings, draft: { text: string, pictures: string[] } }} Chat
+ */
+
+/**
+ * How an answer is shown: at once, or with what comes shortly after it.
+ *
+ * @typedef {(change: Partial<Chat>) => void} Apply
+ * @typedef {(next: Reply, apply: Apply) => void} Show
  */
 
 /** @type {Chat} */
@@ -72,16 +85,29 @@ function setSide(/** @type {number} */ id, /** @type {Partial<Side>} */ part, ap
   apply({ sides: state.sides.map((one) => (one.id === id ? { ...one, ...part } : one)) });
 }
 
-/** Have a side ask another model from now on. */
+/**
+ * Have a side ask another model from now on.
+ *
+ * @param {number} id
+ * @param {string} model
+ */
 export const chooseModel = (id, model) => setSide(id, { model });
 
-/** Put a second model beside the first, with a conversation of its own: what is sent from now on goes to both. */
+/**
+ * Put a second model beside the first, with a conversation of its own: what is sent from now on goes to both.
+ *
+ * @param {string} model
+ */
 export function addSide(model) {
   if (state.sides.length >= SIDES_MAX) return;
   setNow({ sides: [...state.sides, newSide(model)] });
 }
 
-/** Take a side away. */
+/**
+ * Take a side away.
+ *
+ * @param {number} id
+ */
 export function removeSide(id) {
   sideOf(id)?.control?.abort();
   setNow({ sides: state.sides.filter((one) => one.id !== id) });
@@ -108,6 +134,7 @@ export function clear() {
 /** Send what was written to each side. Throws an Error if a parameter is wrong. */
 export function sendDraft() {
   const { text, pictures } = state.draft;
+  /** @type {Entry} */
   const entry = { id: nextId(), kind: "user", text, pictures };
   check([entry]);
   const sides = state.sides.map((one) => ({ ...one, entries: [...one.entries, entry] }));
@@ -115,11 +142,16 @@ export function sendDraft() {
   for (const side of state.sides) ask(side.id);
 }
 
-/** Ask anew with another text in place of an earlier one; what came after it goes. */
+/**
+ * Ask anew with another text in place of an earlier one; what came after it goes.
+ *
+ * @param {number} entryId
+ * @param {string} text
+ */
 export function edit(entryId, text) {
   check([]);
   stop();
-  const has = (side) => side.entries.some((one) => one.id === entryId);
+  const has = (/** @type {Side} */ side) => side.entries.some((one) => one.id === entryId);
   const touched = state.sides.filter(has).map((side) => side.id);
   setNow({
     sides: state.sides.map((side) => {
@@ -130,7 +162,12 @@ export function edit(entryId, text) {
   for (const id of touched) ask(id);
 }
 
-/** Have one side answer again. */
+/**
+ * Have one side answer again.
+ *
+ * @param {number} sideId
+ * @param {number} entryId
+ */
 export function regenerate(sideId, entryId) {
   check([]);
   const side = sideOf(sideId);
@@ -141,7 +178,12 @@ export function regenerate(sideId, entryId) {
   ask(sideId);
 }
 
-/** Give one side what its tools have found: [{id, content}], and have it go on. */
+/**
+ * Give one side what its tools have found: [{id, content}], and have it go on.
+ *
+ * @param {number} sideId
+ * @param {ResultsTurn["results"]} results
+ */
 export function sendResults(sideId, results) {
   check([]);
   setSide(sideId, { entries: [...(sideOf(sideId)?.entries ?? []), { id: nextId(), kind: "results", results }] });
@@ -159,6 +201,7 @@ export function bodyFor(side, entryId) {
   return chatBody(side.model, state.settings, at < 0 ? side.entries : side.entries.slice(0, at));
 }
 
+/** @param {Entry[]} entries */
 function check(entries) {
   chatBody("", state.settings, entries);
 }
@@ -171,7 +214,7 @@ async function ask(/** @type {number} */ sideId) {
   const control = new AbortController();
   const id = nextId();
   let reply = newReply(performance.now());
-  const show = (next, apply) => {
+  const show = (/** @type {Reply} */ next, /** @type {Apply} */ apply) => {
     reply = next;
     const now = sideOf(sideId);
     if (!now?.entries.some((one) => one.id === id)) return; // it was taken away meanwhile
@@ -188,6 +231,12 @@ async function ask(/** @type {number} */ sideId) {
   if (sideOf(sideId)?.control === control) setSide(sideId, { control: null });
 }
 
+/**
+ * @param {Body} body
+ * @param {AbortSignal} signal
+ * @param {() => Reply} now
+ * @param {Show} show
+ */
 function take(body, signal, now, show) {
   return streamed(PATH, body, signal, {
     onOpen: (response) => show(withHead(now(), response.headers), set),
@@ -196,7 +245,15 @@ function take(body, signal, now, show) {
   });
 }
 
-/** Send a request and give the events and comments of its stream on; a plain answer is one event. */
+/**
+ * Send a request and give the events and comments of its stream on; a plain answer is one event.
+ *
+ * @param {string} path
+ * @param {Body} body
+ * @param {AbortSignal} signal
+ * @param {Required<Pick<StreamOptions, "onOpen" | "onComment">>
+ *   & { onEvent: (event: Pick<StreamEvent, "data">) => void }} on
+ */
 export async function streamed(path, body, signal, { onOpen, onEvent, onComment }) {
   const options = { method: "POST", body, key: clientKey(), signal };
   if (body.stream) {

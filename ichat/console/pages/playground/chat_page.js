@@ -19,6 +19,8 @@ import { Conversation } from "./conversation.js";
 import { parametersOf } from "./request.js";
 import { Settings } from "./settings.js";
 
+/** @import { Chat as ChatState } from "./chat.js" */
+
 const NEAR_PX = 120;
 
 /** Return the model that is chosen where none is: the first that can answer now. */
@@ -28,7 +30,11 @@ export function useFirstModel() {
   return names.find(isReady) ?? names[0] ?? "";
 }
 
-/** Keep the end of the conversation in sight, unless one has scrolled away from it. */
+/**
+ * Keep the end of the conversation in sight, unless one has scrolled away from it.
+ *
+ * @param {ChatState} chat
+ */
 function useFollow(chat) {
   const wasNear = useRef(true);
   useEffect(() => {
@@ -47,6 +53,7 @@ function useFollow(chat) {
   });
 }
 
+/** @param {ChatState["settings"]} settings */
 function wrongIn(settings) {
   try {
     parametersOf(settings);
@@ -56,7 +63,11 @@ function wrongIn(settings) {
   }
 }
 
-/** The chat; `model` is asked for by the address. */
+/**
+ * The chat; `model` is asked for by the address.
+ *
+ * @param {{ model: string }} props
+ */
 export function Chat({ model }) {
   const chat = useChat();
   const names = useNames();
@@ -80,7 +91,7 @@ export function Chat({ model }) {
       (side, at) => html`
       <section key=${side.id} class="side" aria-label=${`Side ${at + 1}`}>
         <header class="side-head"><${ModelChoice} value=${side.model} label=${`Model ${at + 1}`}
-          onChange=${(name) => chooseModel(side.id, name)} />
+          onChange=${(/** @type {string} */ name) => chooseModel(side.id, name)} />
           ${
             chat.sides.length > 1 &&
             html`<button type="button" class="icon-button"
@@ -103,8 +114,10 @@ export function Chat({ model }) {
         }
       </section>`,
     )}</div>
-    <${Composer} draft=${chat.draft} onChange=${(draft) => change({ draft })} isBusy=${isBusy} why=${why}
+    <${Composer} draft=${chat.draft} onChange=${(/** @type {ChatState["draft"]} */ draft) =>
+      change({ draft })} isBusy=${isBusy} why=${why}
       onSend=${sendDraft} onStop=${stop} />
   </div>
-  <aside><${Settings} settings=${chat.settings} onChange=${(settings) => change({ settings })} /></aside></div>`;
+  <aside><${Settings} settings=${chat.settings} onChange=${(/** @type {ChatState["settings"]} */ settings) =>
+    change({ settings })} /></aside></div>`;
 }

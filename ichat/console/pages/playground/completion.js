@@ -12,10 +12,15 @@ import { Settings } from "./settings.js";
 const PATH = "/v1/completions";
 const GATHER_MS = 40;
 
+/** @import { Reply } from "./reply.js" */
+/** @import { Body, Settings as Values } from "./request.js" */
+
 /**
- * @type {{ model: string, prompt: string, settings: typeof NO_SETTINGS, reply: import("./reply.js").Reply | null,
- *   body: Record<string, any>, control: AbortController | null, redraw: (() => void) | null, timer: any }}
+ * @typedef {{ model: string, prompt: string, settings: Values, reply: Reply | null, body: Body,
+ *   control: AbortController | null, redraw: (() => void) | null, timer: number }} Kept
  */
+
+/** @type {Kept} */
 const kept = {
   model: "",
   prompt: "",
@@ -34,9 +39,7 @@ function changed() {
   }, GATHER_MS);
 }
 
-/** @typedef {import("./reply.js").Reply} Reply */
-
-async function run(/** @type {Record<string, any>} */ body) {
+async function run(/** @type {Body} */ body) {
   const control = new AbortController();
   const isMine = () => kept.control === control;
   let reply = newReply(performance.now());
@@ -60,7 +63,11 @@ async function run(/** @type {Record<string, any>} */ body) {
   }
 }
 
-/** The form and the text. */
+/**
+ * The form and the text.
+ *
+ * @param {{ model: string }} props
+ */
 export function Completion({ model: asked }) {
   const redraw = useRedraw();
   const first = useFirstModel();
@@ -72,7 +79,7 @@ export function Completion({ model: asked }) {
     };
   }, []);
   const chosen = model || first;
-  const put = (part) => {
+  const put = (/** @type {Partial<Kept>} */ part) => {
     Object.assign(kept, part);
     redraw();
   };
@@ -82,7 +89,7 @@ export function Completion({ model: asked }) {
   const goOn = () => put({ prompt: `${kept.body.prompt}${reply?.text}`, reply: null });
   return html`<div class="play"><div class="play-main pile">
     <${Card}><div class="pile">
-      <${Field} label="Model"><${ModelChoice} value=${chosen} onChange=${(name) => {
+      <${Field} label="Model"><${ModelChoice} value=${chosen} onChange=${(/** @type {string} */ name) => {
         kept.model = name;
         setModel(name);
       }} /><//>
@@ -110,5 +117,5 @@ export function Completion({ model: asked }) {
     }
   </div>
   <aside><${Settings} of="completion" settings=${settings}
-    onChange=${(next) => put({ settings: next })} /></aside></div>`;
+    onChange=${(/** @type {Kept["settings"]} */ next) => put({ settings: next })} /></aside></div>`;
 }

@@ -2,23 +2,35 @@
 
 import { Button, html, Icon, toast, useRef, useState } from "../../ui.js";
 
+/** @import { Chat } from "./chat.js" */
+
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const PICTURES_MAX = 8;
 const PICTURE_BYTES_MAX = 16 * 1024 * 1024;
 const LINES_MAX = 12;
 const BUSY_HINT = "Escape stops the answer; then Enter sends again.";
 
+/**
+ * @param {File} file
+ * @returns {Promise<string>}
+ */
 function read(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
+    reader.onload = () => resolve(/** @type {string} */ (reader.result));
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });
 }
 
-/** Return the pictures among these files as data URLs; what is none is said. */
+/**
+ * Return the pictures among these files as data URLs; what is none is said.
+ *
+ * @param {File[]} files
+ * @param {number} room
+ */
 async function picturesIn(files, room) {
+  /** @type {string[]} */
   const found = [];
   for (const file of files) {
     if (!KINDS.includes(file.type)) toast(`${file.name} is no picture that models read (PNG, JPEG, WebP, GIF).`, "bad");
@@ -29,7 +41,11 @@ async function picturesIn(files, room) {
   return found;
 }
 
-/** Pictures as small images, each with a button that takes it away (`onRemove`). */
+/**
+ * Pictures as small images, each with a button that takes it away (`onRemove`).
+ *
+ * @param {{ pictures?: string[], onRemove?: (at: number) => void }} props
+ */
 export function Pictures({ pictures, onRemove }) {
   if (!pictures?.length) return null;
   return html`<div class="pictures">${pictures.map(
@@ -43,13 +59,18 @@ export function Pictures({ pictures, onRemove }) {
   )}</div>`;
 }
 
-/** The field. `draft`: {text, pictures}; `onSend` is called by Enter, `onStop` by Escape. */
+/**
+ * The field. `draft`: {text, pictures}; `onSend` is called by Enter, `onStop` by Escape.
+ *
+ * @param {{ draft: Chat["draft"], onChange: (draft: Chat["draft"]) => void, onSend: () => void,
+ *   onStop: () => void, isBusy: boolean, why: string }} props
+ */
 export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
   const [isOver, setOver] = useState(false);
   const chooser = useRef(/** @type {HTMLInputElement | null} */ (null));
   const latest = useRef(draft);
   latest.current = draft;
-  const add = async (files) => {
+  const add = async (/** @type {File[]} */ files) => {
     const pictures = await picturesIn(files, PICTURES_MAX - latest.current.pictures.length);
     if (pictures.length) onChange({ ...latest.current, pictures: [...latest.current.pictures, ...pictures] });
   };
@@ -57,24 +78,24 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
   const send = () => {
     if (!isEmpty && !why && !isBusy) onSend();
   };
-  const press = (event) => {
+  const press = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send();
     } else if (event.key === "Escape" && isBusy) onStop();
   };
-  const paste = (event) => {
-    const files = [...event.clipboardData.files];
+  const paste = (/** @type {ClipboardEvent} */ event) => {
+    const files = [.../** @type {DataTransfer} */ (event.clipboardData).files];
     if (!files.length) return;
     event.preventDefault();
     add(files);
   };
-  const drop = (event) => {
+  const drop = (/** @type {DragEvent} */ event) => {
     event.preventDefault();
     setOver(false);
-    add([...event.dataTransfer.files]);
+    add([.../** @type {DataTransfer} */ (event.dataTransfer).files]);
   };
-  const over = (event) => {
+  const over = (/** @type {DragEvent} */ event) => {
     event.preventDefault();
     setOver(true);
   };
@@ -82,13 +103,14 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
   return html`<div class=${`composer ${isOver ? "over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)}
     onDrop=${drop}>
     <${Pictures} pictures=${draft.pictures}
-      onRemove=${(gone) => onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />
+      onRemove=${(/** @type {number} */ gone) =>
+        onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />
     <textarea rows=${rows} aria-label="Message" placeholder="Write a message" value=${draft.text} onKeyDown=${press}
       onPaste=${paste} onInput=${(event) => onChange({ ...draft, text: event.target.value })}></textarea>
     <div class="composer-bar">
       <input ref=${chooser} type="file" class="only-read" tabindex="-1" aria-label="Pictures" multiple
         accept=${KINDS.join(",")} onChange=${(event) => {
-          add([...event.target.files]);
+          add([.../** @type {FileList} */ (event.target.files)]);
           event.target.value = "";
         }} />
       <${Button} small tone="quiet" onClick=${() => chooser.current?.click()}>Add pictures<//>

@@ -7,7 +7,7 @@ import { Pictures } from "./composer.js";
 import { Figures, Outcome, ReplyButtons } from "./figures.js";
 import { isOpen, partsOf } from "./reply.js";
 
-/** @import { Entry, Side } from "./chat.js" */
+/** @import { ReplyEntry as ReplyOf, ResultsEntry as ResultsOf, Side, UserEntry as UserOf } from "./chat.js" */
 /** @import { Call as ReplyCall } from "./reply.js" */
 
 const PATH = "/v1/chat/completions";
@@ -26,6 +26,7 @@ export function Conversation({ side, label }) {
   })}</div>`;
 }
 
+/** @param {{ entry: UserOf }} props */
 function UserEntry({ entry }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   if (text !== null) {
@@ -46,6 +47,7 @@ function UserEntry({ entry }) {
   </article>`;
 }
 
+/** @param {{ entry: ResultsOf }} props */
 function ResultsEntry({ entry }) {
   return html`<article class="said by-user">${entry.results.map(
     ({ id, name, content }) => html`<div key=${id}>
@@ -53,7 +55,7 @@ function ResultsEntry({ entry }) {
   )}</article>`;
 }
 
-/** @param {{ entry: Entry, side: Side, isLast: boolean }} props */
+/** @param {{ entry: ReplyOf, side: Side, isLast: boolean }} props */
 function ReplyEntry({ entry, side, isLast }) {
   const { reply } = entry;
   const [thoughts, text] = partsOf(reply);
@@ -91,11 +93,13 @@ function ReplyEntry({ entry, side, isLast }) {
   </article>`;
 }
 
+/** @param {{ text: string, isOpen: boolean }} props */
 function Thoughts({ text, isOpen: isNow }) {
   return html`<details class="thoughts"><summary>${isNow ? "Thinking…" : "Thoughts"}</summary>
     <div class="said-text">${text}</div></details>`;
 }
 
+/** @param {string} text */
 function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -113,7 +117,8 @@ function Call({ call }) {
 /** @param {{ side: Side, calls: ReplyCall[] }} props */
 function Results({ side, calls }) {
   const [texts, setTexts] = useState(calls.map(() => ""));
-  const put = (at, text) => setTexts(texts.map((one, other) => (other === at ? text : one)));
+  const put = (/** @type {number} */ at, /** @type {string} */ text) =>
+    setTexts(texts.map((one, other) => (other === at ? text : one)));
   const send = async () =>
     sendResults(
       side.id,

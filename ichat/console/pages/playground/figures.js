@@ -26,9 +26,15 @@ import { endOf, figuresOf, isOpen, partsOf } from "./reply.js";
 import { curlOf, pythonOf } from "./request.js";
 
 /** @import { Worker } from "../../store.js" */
+/** @import { ComponentChildren } from "preact" */
 /** @import { Reply } from "./reply.js" */
+/** @import { Body } from "./request.js" */
 
-/** Return how much of the prompt the gateway believed to be in the worker's cache, of a text like `6144/8190`. */
+/**
+ * Return how much of the prompt the gateway believed to be in the worker's cache, of a text like `6144/8190`.
+ *
+ * @param {string | undefined} text
+ */
 function cachedShare(text) {
   const [matched, length] = (text ?? "").split("/").map(Number);
   return length ? `${percent(matched / length)} of its beginning (by the gateway's memory)` : null;
@@ -68,6 +74,7 @@ export function Figures({ reply }) {
   </span>`;
 }
 
+/** @param {string} worker */
 const workerPage = (worker) => (worker.startsWith("external:") ? hrefOf("models") : hrefOf("workers", [worker]));
 
 /**
@@ -81,7 +88,7 @@ export function Waiting({ reply, model }) {
   const workers = useStore((all) => all.workers);
   const targetsOf = useTargets();
   const waited = `${Math.floor(figuresOf(reply, performance.now()).total_s)} s`;
-  const line = (text) => html`<span class="hint" role="status">${text} · ${waited}</span>`;
+  const line = (/** @type {string} */ text) => html`<span class="hint" role="status">${text} · ${waited}</span>`;
   const [thoughts, text] = partsOf(reply);
   if (reply.firstAt !== null) return line(thoughts && !text ? "Thinking" : "Answering");
   if (reply.told.worker) return line("The model reads the prompt");
@@ -125,7 +132,7 @@ const UNNAMED = html`The response did not name its worker (<code>worker_header</
 /**
  * Who gave an answer, and why: what the response told, and where the same request would go now.
  *
- * @param {{ reply: Reply, body: any, onClose: () => void }} props
+ * @param {{ reply: Reply, body: Body, onClose: () => void }} props
  */
 export function Who({ reply, body, onClose }) {
   const [isAsking, setAsking] = useState(false);
@@ -149,9 +156,14 @@ export function Who({ reply, body, onClose }) {
     ${!told.worker && html`<p class="hint">${reply.state === "failed" ? "No worker has answered." : UNNAMED}</p>`}<//>`;
 }
 
-/** A request as a command and as a program. */
+/**
+ * A request as a command and as a program.
+ *
+ * @param {{ path: string, body: Body, onClose: () => void }} props
+ */
 export function AsProgram({ path, body, onClose }) {
   const hasKey = Boolean(clientKey());
+  /** @type {Record<string, string>} */
   const texts = { curl: curlOf(BASE, path, body, hasKey), python: pythonOf(BASE, path, body, hasKey) };
   const [current, setCurrent] = useState("curl");
   const tabs = [{ name: "curl", title: "curl" }, ...(texts.python ? [{ name: "python", title: "Python" }] : [])];
@@ -162,7 +174,11 @@ export function AsProgram({ path, body, onClose }) {
     ${hasKey && html`<p class="hint">The key is read from the variable ICHAT_KEY.</p>`}<//>`;
 }
 
-/** The buttons below an answer: copy its text, as a program, who. `more` are others. */
+/**
+ * The buttons below an answer: copy its text, as a program, who. `more` are others.
+ *
+ * @param {{ reply: Reply, text: string, body: Body, path: string, more?: ComponentChildren }} props
+ */
 export function ReplyButtons({ reply, text, body, path, more }) {
   const [open, setOpen] = useState("");
   const close = () => setOpen("");

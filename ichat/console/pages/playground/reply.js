@@ -110,7 +110,7 @@ export function withEvent(reply, data, now) {
   }
   if (chunk?.error || chunk?.object === "error") return { ...reply, error: errorIn(chunk.error ?? chunk) };
   const next = { ...reply, usage: chunk?.usage ?? reply.usage };
-  const choice = chunk?.choices?.find?.((one) => one && !one.index);
+  const choice = chunk?.choices?.find?.((/** @type {{ index?: number } | null} */ one) => one && !one.index);
   if (!choice) return next;
   if (choice.finish_reason) Object.assign(next, { finish: choice.finish_reason, isWhole: true });
   const delta = choice.delta ?? choice.message ?? {};
@@ -127,16 +127,29 @@ export function withEvent(reply, data, now) {
   return next;
 }
 
+/**
+ * @param {string | { message?: unknown, code?: string, type?: string }} error
+ * @returns {ReplyError}
+ */
 function errorIn(error) {
   if (typeof error === "string") return { message: error };
   return { message: String(error.message ?? "The engine failed."), code: error.code ?? error.type ?? "" };
 }
 
+/**
+ * @param {unknown} content
+ * @returns {string}
+ */
 function textOf(content) {
   if (typeof content === "string") return content;
   return Array.isArray(content) ? content.map((part) => textOf(part?.text)).join("") : "";
 }
 
+/**
+ * @param {Call[]} calls
+ * @param {{ index?: number, id?: string, function?: { name?: string, arguments?: unknown } } | null} part
+ * @param {number} position
+ */
 function withCall(calls, part, position) {
   const at = part?.index ?? position;
   if (typeof part !== "object" || !part || !Number.isInteger(at) || at < 0 || at >= CALLS_MAX) return calls;

@@ -2,6 +2,25 @@
 
 import { partsOf } from "./reply.js";
 
+/** @import { Reply } from "./reply.js" */
+
+/**
+ * What is said in a conversation, by the user, the model, or the tools that it has called.
+ *
+ * @typedef {{ kind: "user", text: string, pictures?: string[] }} UserTurn
+ * @typedef {{ kind: "reply", reply: Pick<Reply, "text" | "thoughts" | "calls"> }} ReplyTurn
+ * @typedef {{ kind: "results", results: { id: string, name?: string, content: string }[] }} ResultsTurn
+ * @typedef {UserTurn | ReplyTurn | ResultsTurn} Turn
+ */
+
+/**
+ * The form of parameters, the body of a request as JSON has it, and what a reranker says of a text.
+ *
+ * @typedef {typeof NO_SETTINGS} Settings
+ * @typedef {Record<string, any>} Body
+ * @typedef {{ index: number, relevance_score?: number, score?: number }} Score
+ */
+
 /** What the form of parameters holds when nothing was put in; an empty field is not sent. */
 export const NO_SETTINGS = {
   system: "",
@@ -17,9 +36,14 @@ export const NO_SETTINGS = {
   tool_choice: "",
   more: "",
 };
+/** @type {(keyof Settings)[]} */
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
 const WHOLE = new Set(["top_k", "max_tokens", "seed"]);
 
+/**
+ * @param {string} name
+ * @param {string} text
+ */
 function numberIn(name, text) {
   const value = Number(text);
   if (!Number.isFinite(value) || (WHOLE.has(name) && !Number.isInteger(value))) {
@@ -28,6 +52,10 @@ function numberIn(name, text) {
   return value;
 }
 
+/**
+ * @param {string} name
+ * @param {string} text
+ */
 function jsonIn(name, text) {
   try {
     return JSON.parse(text);
@@ -36,7 +64,11 @@ function jsonIn(name, text) {
   }
 }
 
-/** Return the tools that a text names, as the API takes them; a bare function gets its `type`. Throws an Error. */
+/**
+ * Return the tools that a text names, as the API takes them; a bare function gets its `type`. Throws an Error.
+ *
+ * @param {string} text
+ */
 export function toolsIn(text) {
   const found = jsonIn("Tools", text);
   const tools = (Array.isArray(found) ? found : [found]).map((one) =>
@@ -48,8 +80,14 @@ export function toolsIn(text) {
   return tools;
 }
 
-/** Return the members that the form adds to a request. Throws an Error that says what is wrong. */
+/**
+ * Return the members that the form adds to a request. Throws an Error that says what is wrong.
+ *
+ * @param {Settings} settings
+ * @returns {Body}
+ */
 export function parametersOf(settings, { hasTools = true } = {}) {
+  /** @type {Body} */
   const found = {};
   for (const name of NUMBERS) {
     const text = settings[name].trim();
@@ -75,9 +113,15 @@ export function parametersOf(settings, { hasTools = true } = {}) {
  * `entries`: {kind: "user", text, pictures} | {kind: "reply", reply} | {kind: "results", results: [{id, content}]}. An
  * answer without content is left out, together with what it was to answer: models want the roles to take turns. So is a
  * call that was given no result.
+ *
+ * @param {string} system
+ * @param {Turn[]} entries
+ * @returns {Body[]}
  */
 export function messagesOf(system, entries) {
+  /** @type {Body[]} */
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
+  /** @type {Body[]} */
   let pending = [];
   for (const [at, entry] of entries.entries()) {
     if (entry.kind === "user") pending = [userMessage(entry)];
@@ -95,28 +139,57 @@ export function messagesOf(system, entries) {
   return [...messages, ...pending];
 }
 
+/**
+ * @param {UserTurn} turn
+ * @returns {Body}
+ */
 function userMessage({ text, pictures = [] }) {
   if (!pictures.length) return { role: "user", content: text };
   const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
   return { role: "user", content: text ? [...parts, { type: "text", text }] : parts };
 }
 
+/** @param {Reply["calls"][number]} call */
 const callOf = ({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } });
 
-/** Return the body of a request for a chat's next answer. */
+/**
+ * Return the body of a request for a chat's next answer.
+ *
+ * @param {string} model
+ * @param {Settings} settings
+ * @param {Turn[]} entries
+ */
 export const chatBody = (model, settings, entries) =>
   streamed({ model, messages: messagesOf(settings.system, entries) }, parametersOf(settings));
 
-/** Return the body of a request to go on with a text. */
+/**
+ * Return the body of a request to go on with a text.
+ *
+ * @param {string} model
+ * @param {Settings} settings
+ * @param {string} prompt
+ */
 export const completionBody = (model, settings, prompt) =>
   streamed({ model, prompt }, parametersOf(settings, { hasTools: false }));
 
+/**
+ * @param {Body} body
+ * @param {Body} parameters
+ * @returns {Body}
+ */
 function streamed(body, parameters) {
   if (parameters.stream === false) return { ...body, ...parameters };
   return { ...body, stream: true, stream_options: { include_usage: true }, ...parameters };
 }
 
-/** Return a request as a command; the key is taken from a variable. */
+/**
+ * Return a request as a command; the key is taken from a variable.
+ *
+ * @param {string} base
+ * @param {string} path
+ * @param {Body} body
+ * @param {boolean} hasKey
+ */
 export function curlOf(base, path, body, hasKey) {
   const key = hasKey ? '  -H "authorization: Bearer $ICHAT_KEY" \\\n' : "";
   return (
@@ -125,6 +198,7 @@ export function curlOf(base, path, body, hasKey) {
   );
 }
 
+/** @type {Record<string, string>} */
 const CALLS = {
   "/v1/chat/completions": "chat.completions.create",
   "/v1/completions": "completions.create",
@@ -156,9 +230,13 @@ const KNOWN = new Set([
   "logit_bias",
 ]);
 
+/**
+ * @param {unknown} value
+ * @returns {string}
+ */
 function python(value, indent = "    ") {
   const inner = `${indent}    `;
-  const lines = (open, parts, close) => {
+  const lines = (/** @type {string} */ open, /** @type {string[]} */ parts, /** @type {string} */ close) => {
     const all = parts.map((one) => `${inner}${one},\n`).join("");
     return all ? `${open}\n${all}${indent}${close}` : `${open}${close}`;
   };
@@ -179,7 +257,14 @@ function python(value, indent = "    ") {
   );
 }
 
-/** Return a request as a program with OpenAI's package, where that has a call for it; else "". */
+/**
+ * Return a request as a program with OpenAI's package, where that has a call for it; else "".
+ *
+ * @param {string} base
+ * @param {string} path
+ * @param {Body} body
+ * @param {boolean} hasKey
+ */
 export function pythonOf(base, path, body, hasKey) {
   const call = CALLS[path];
   if (!call) return "";
@@ -200,7 +285,12 @@ export function pythonOf(base, path, body, hasKey) {
   );
 }
 
-/** Return how near two vectors are: 1 for the same direction, 0 for none in common. */
+/**
+ * Return how near two vectors are: 1 for the same direction, 0 for none in common.
+ *
+ * @param {number[]} left
+ * @param {number[]} right
+ */
 export function cosine(left, right) {
   let product = 0;
   let a = 0;
@@ -213,7 +303,13 @@ export function cosine(left, right) {
   return a && b ? product / Math.sqrt(a * b) : 0;
 }
 
-/** Return a reranker's answer, best first: [{index, score, text}]. */
+/**
+ * Return a reranker's answer, best first: [{index, score, text}].
+ *
+ * @param {Score[] | { results?: Score[], data?: Score[] }} answer
+ * @param {string[]} documents
+ * @returns {{ index: number, score: number, text: string }[]}
+ */
 export function rankedIn(answer, documents) {
   const results = Array.isArray(answer) ? answer : (answer.results ?? answer.data ?? []);
   return results

@@ -3,6 +3,10 @@
 import { Field, html } from "../../ui.js";
 import { toolsIn } from "./request.js";
 
+/** @import { FieldEvent } from "../../ui/html.js" */
+/** @import { Settings as Values } from "./request.js" */
+
+/** @type {[keyof Values, string, string][]} */
 const FIELDS = [
   ["temperature", "Temperature", "0: always the likeliest word; 1: as trained; more: wilder."],
   ["max_tokens", "Tokens at most", "The answer is cut off there."],
@@ -23,6 +27,7 @@ const EXAMPLE = [
   },
 ];
 
+/** @param {string} text */
 function wrongTools(text) {
   try {
     if (text.trim()) toolsIn(text);
@@ -32,12 +37,22 @@ function wrongTools(text) {
   }
 }
 
-/** The form. `of`: what the parameters are for: "chat" | "completion". */
+/**
+ * The form. `of`: what the parameters are for: "chat" | "completion".
+ *
+ * @param {{ settings: Values, onChange: (settings: Values) => void, of?: "chat" | "completion" }} props
+ */
 export function Settings({ settings, onChange, of = "chat" }) {
   const isChat = of === "chat";
-  const put = (name, value) => onChange({ ...settings, [name]: value });
-  const field = (name) => ({ value: settings[name], onInput: (event) => put(name, event.target.value) });
-  const names = Object.keys(settings).filter((name) => isChat || !["system", "tools", "tool_choice"].includes(name));
+  const put = (/** @type {keyof Values} */ name, /** @type {string} */ value) =>
+    onChange({ ...settings, [name]: value });
+  const field = (/** @type {keyof Values} */ name) => ({
+    value: settings[name],
+    onInput: (/** @type {FieldEvent} */ event) => put(name, event.target.value),
+  });
+  const names = /** @type {(keyof Values)[]} */ (Object.keys(settings)).filter(
+    (name) => isChat || !["system", "tools", "tool_choice"].includes(name),
+  );
   const set = names.filter((name) => settings[name]);
   return html`<details class="card settings-card" open=${innerWidth > 1100}>
     <summary><h2>Parameters</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>

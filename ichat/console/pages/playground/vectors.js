@@ -22,26 +22,48 @@ import { useFirstModel } from "./chat_page.js";
 import { toldBy } from "./reply.js";
 import { cosine, curlOf, rankedIn } from "./request.js";
 
+/** @import { ComponentChildren } from "preact" */
+/** @import { Column } from "../../ui/table.js" */
+/** @import { Body } from "./request.js" */
+
+/**
+ * An answer, and what was asked; the answer's shape is checked where it is shown.
+ *
+ * @typedef {{ answer: any, body: Body, path: string, told: Record<string, string>, took_s: number }} Found
+ * @typedef {ReturnType<typeof rankedIn>[number]} RankedText
+ */
+
 const TEXTS_MAX = 50;
 const EMBEDDINGS = "/v1/embeddings";
 const RERANK = "/v1/rerank";
 const kept = {
-  embed: { model: "", texts: "The cat sleeps.\nA kitten takes a nap.\nThe share price fell.", answer: null },
+  embed: {
+    model: "",
+    texts: "The cat sleeps.\nA kitten takes a nap.\nThe share price fell.",
+    answer: /** @type {Found | null} */ (null),
+  },
   rerank: {
     model: "",
     query: "What do cats eat?",
-    answer: null,
+    answer: /** @type {Found | null} */ (null),
     texts: "Paris is the capital of France.\nCats eat mostly meat.\nDogs bark at night.",
   },
 };
 
+/** @param {string} text */
 const linesOf = (text) =>
   text
     .split("\n")
     .map((line) => line.trim())
     .filter(Boolean);
 
-/** Ask and return {answer, body, path, told, took_s}. Throws ApiError. */
+/**
+ * Ask and return {answer, body, path, told, took_s}. Throws ApiError.
+ *
+ * @param {string} path
+ * @param {Body} body
+ * @returns {Promise<Found>}
+ */
 async function ask(path, body) {
   const began = performance.now();
   const response = await send(path, { method: "POST", body, key: clientKey() });
@@ -50,7 +72,13 @@ async function ask(path, body) {
   return { answer, body, path, told: toldBy(response.headers), took_s: (performance.now() - began) / 1000 };
 }
 
-/** What the form of a part holds, kept when another page is shown; and a failure. */
+/**
+ * What the form of a part holds, kept when another page is shown; and a failure.
+ *
+ * @template {keyof typeof kept} Name
+ * @param {Name} name
+ * @param {string} asked
+ */
 function usePart(name, asked) {
   const [, redraw] = useState(0);
   const [failure, setFailure] = useState(/** @type {ApiError | null} */ (null));
@@ -59,11 +87,11 @@ function usePart(name, asked) {
   useEffect(() => {
     if (asked) put({ model: asked });
   }, [asked]);
-  const put = (change) => {
+  const put = (/** @type {Partial<(typeof kept)["rerank"]>} */ change) => {
     Object.assign(part, change);
     redraw((value) => value + 1);
   };
-  const run = async (path, body) => {
+  const run = async (/** @type {string} */ path, /** @type {Body} */ body) => {
     setFailure(null);
     put({ answer: null });
     try {
@@ -75,12 +103,14 @@ function usePart(name, asked) {
   return { part: { ...part, model: part.model || first }, put, run, failure };
 }
 
+/** @param {{ failure: ApiError | null, hint: string }} props */
 function Failure({ failure, hint }) {
   if (!failure) return null;
   return html`<${Notice} tone="bad" title=${failure.status ? `${failure.status} ${failure.code}` : ""}>
     ${failure.message} <span class="muted">${hint}</span><//>`;
 }
 
+/** @param {{ found: Found, more?: [string, ComponentChildren][] }} props */
 function Asked({ found, more = [] }) {
   const { told, took_s: took, answer } = found;
   const worker =
@@ -97,13 +127,18 @@ function Asked({ found, more = [] }) {
     <${Code} text=${curlOf(BASE, found.path, found.body, Boolean(clientKey()))} /></details><//>`;
 }
 
-/** Embeddings: how near texts are to each other. */
+/**
+ * Embeddings: how near texts are to each other.
+ *
+ * @param {{ model: string }} props
+ */
 export function Embeddings({ model: asked }) {
   const { part, put, run, failure } = usePart("embed", asked);
   const texts = linesOf(part.texts).slice(0, TEXTS_MAX);
   const go = () => run(EMBEDDINGS, { model: part.model, input: texts, encoding_format: "float" });
   return html`<div class="pile"><${Card}><div class="pile">
-    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(model) => put({ model })} /><//>
+    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
+      put({ model })} /><//>
     <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
       <textarea rows="5" value=${part.texts} onInput=${(event) => put({ texts: event.target.value })}></textarea><//>
     <div class="actions"><${Button} tone="primary" disabled=${!texts.length || !part.model} onClick=${go}>
@@ -112,8 +147,9 @@ export function Embeddings({ model: asked }) {
     ${part.answer && html`<${Nearness} found=${part.answer} />`}</div>`;
 }
 
+/** @param {{ found: Found }} props */
 function Nearness({ found }) {
-  const texts = found.body.input;
+  const texts = /** @type {string[]} */ (found.body.input);
   const vectors = [...(found.answer.data ?? [])].sort((a, b) => a.index - b.index).map((one) => one.embedding);
   return html`<${Card} title="How near they are" flush
     lead="The cosine of each pair: 1 is the same meaning to the model, 0 none in common."><div class="table-box">
@@ -131,13 +167,18 @@ function Nearness({ found }) {
     <${Asked} found=${found} more=${[["Dimensions", number(vectors[0]?.length)]]} />`;
 }
 
-/** Rerank: which of some texts answer a question best. */
+/**
+ * Rerank: which of some texts answer a question best.
+ *
+ * @param {{ model: string }} props
+ */
 export function Rerank({ model: asked }) {
   const { part, put, run, failure } = usePart("rerank", asked);
   const documents = linesOf(part.texts).slice(0, TEXTS_MAX);
   const go = () => run(RERANK, { model: part.model, query: part.query, documents });
   return html`<div class="pile"><${Card}><div class="pile">
-    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(model) => put({ model })} /><//>
+    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
+      put({ model })} /><//>
     <${Field} label="Question"><input type="text" value=${part.query}
       onInput=${(event) => put({ query: event.target.value })} /><//>
     <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
@@ -148,10 +189,13 @@ export function Rerank({ model: asked }) {
     ${part.answer && html`<${Ranked} found=${part.answer} />`}</div>`;
 }
 
+/** @param {{ found: Found }} props */
 function Ranked({ found }) {
   const rows = rankedIn(found.answer, found.body.documents);
-  const [low, high] = [rows.at(-1)?.score, rows[0]?.score];
-  const share = (score) => (low >= 0 && high <= 1 ? score : high > low ? (score - low) / (high - low) : 1);
+  const [low, high] = /** @type {number[]} */ ([rows.at(-1)?.score, rows[0]?.score]);
+  const share = (/** @type {number} */ score) =>
+    low >= 0 && high <= 1 ? score : high > low ? (score - low) / (high - low) : 1;
+  /** @type {Column<RankedText>[]} */
   const columns = [
     { name: "place", title: "", cell: (row) => rows.indexOf(row) + 1 },
     { name: "text", title: "Text", cell: (row) => html`<span class="wrap">${row.text}</span>` },
@@ -165,5 +209,5 @@ function Ranked({ found }) {
     },
   ];
   return html`<${Card} title="Best first" flush><${Table} label="Ranked texts" columns=${columns} rows=${rows}
-    keyOf=${(row) => row.index} /><//><${Asked} found=${found} />`;
+    keyOf=${(/** @type {RankedText} */ row) => row.index} /><//><${Asked} found=${found} />`;
 }

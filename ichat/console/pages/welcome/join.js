@@ -1,9 +1,25 @@
 // How a worker of another machine joins: what the gateway lacks for that, and the command. Pure functions.
 
+/** @import { Machine } from "../../store.js" */
+
+/**
+ * An engine, and the settings that decide how a worker of another machine joins.
+ *
+ * @typedef {Api.Engines["engines"][number]} Engine
+ * @typedef {{ host: string }} Server
+ * @typedef {{ join_token_env?: string | null }} Security
+ * @typedef {{ server_settings: Server, security: Security & { keys: unknown[] },
+ *   engines?: Record<string, unknown> }} Settings
+ */
+
 const LOOPBACK = /^(127\.|localhost$|::1$|\[::1\]$)/;
 const EVERYWHERE = new Set(["", "0.0.0.0", "::"]);
 
-/** Return what the configuration lacks until other machines reach the gateway, {why, toml}; null: nothing. */
+/**
+ * Return what the configuration lacks until other machines reach the gateway, {why, toml}; null: nothing.
+ *
+ * @param {{ server_settings: Server, security: Security }} settings
+ */
 export function joinSettings({ server_settings: server, security }) {
   const isLocal = LOOPBACK.test(server.host);
   const hasToken = Boolean(security.join_token_env);
@@ -18,7 +34,13 @@ export function joinSettings({ server_settings: server, security }) {
   return { why, toml: lines.join("\n") };
 }
 
-/** Return an address of the gateway for other machines: `base` is the one that this page has come from. */
+/**
+ * Return an address of the gateway for other machines: `base` is the one that this page has come from.
+ *
+ * @param {{ server_settings: Server }} settings
+ * @param {Pick<Machine, "name"> | null | undefined} machine
+ * @param {string} base
+ */
 export function addressOf({ server_settings: server }, machine, base) {
   const url = new URL(base);
   if (!LOOPBACK.test(url.hostname)) return base;
@@ -27,14 +49,27 @@ export function addressOf({ server_settings: server }, machine, base) {
   return `${url.protocol}//${host.includes(":") ? `[${host}]` : host}${url.port && `:${url.port}`}`;
 }
 
+/** @param {string} text */
 const shellWord = (text) => (/^[\w./:@%+=,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
-/** Return the interpreter that has an engine on the gateway's machine, as far as that is known; null: it is not. */
+/**
+ * Return the interpreter that has an engine on the gateway's machine, as far as that is known; null: it is not.
+ *
+ * @param {Engine | undefined} engine
+ * @param {Pick<Settings, "engines">} settings
+ */
 export function interpreterOf(engine, { engines = {} }) {
   return engine && (engine.version !== null || engine.name in engines) ? engine.python : null;
 }
 
-/** Return the command that starts a worker on another machine; `python` is the interpreter that has its engine. */
+/**
+ * Return the command that starts a worker on another machine; `python` is the interpreter that has its engine.
+ *
+ * @param {Engine | undefined} engine
+ * @param {string | null} python
+ * @param {string} model
+ * @param {string} address
+ */
 export function joinCommand(engine, python, model, address) {
   const program = python === null ? "PYTHON" : shellWord(python);
   return [
