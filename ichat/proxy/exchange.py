@@ -181,21 +181,21 @@ class Exchange:
 
     async def _follow(self, route: RequestRoute) -> None:
         """Carry out the steps of a request until it has ended. Raises ApiError if nothing has been sent."""
-        progress, outcome = self.progress, _BEGUN
+        progress, outcome, hub = self.progress, _BEGUN, self._context.pool.hub
         while True:
-            route, step = next_step(route, outcome, trio.current_time())
+            route, step = next_step(route, outcome, hub.now)
             progress.route, progress.model = route, route.model
             match step:
-                case AttemptStep():
-                    outcome = await self._attempt(step)
                 case Lookup():
                     outcome = await self._look_up(step)
+                case AttemptStep():
+                    outcome = await self._attempt(step)
+                case Done():
+                    return
                 case Wait():
                     outcome = await self._desk.wait(step)
                 case Refuse():
                     raise step.failure.error()
-                case Done():
-                    return
 
     async def _look_up(self, step: Lookup) -> Outcome:
         """Find an endpoint of a model, and edit the body for it. Raises ApiError 400 for a body that has no members."""
