@@ -163,7 +163,7 @@ def _span_of(body: Body, names: Sequence[str], name: str) -> tuple[int, int]:
     place = names.index(name) + 1 if name in names else len(names)
     if place == len(names):
         return start, len(body)
-    key = f'"{names[place]}":'.encode()
+    key = f'"{names[place]}":'.encode("utf-8", "surrogatepass")
     end = body.rfind(key, max(start, len(body) - _TAIL_BYTES))
     if end < 0:
         end = body.find(key, start, start + _SPAN_BYTES_MAX)

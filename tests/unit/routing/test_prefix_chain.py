@@ -116,6 +116,14 @@ def test_a_body_is_not_held():
     body.clear()
 
 
+@pytest.mark.parametrize("ensure_ascii", [True, False], ids=["escaped", "as it is"])
+def test_a_name_may_be_any_that_json_has(ensure_ascii):
+    """Even if it is no text, as half of a pair: the prompt ends there if it is found, else with the body."""
+    written = json.dumps({"messages": messages("a" * 1000), "\ud800": 1}, ensure_ascii=ensure_ascii)
+    found = sums_of(CHAT, written.encode("utf-8", "surrogatepass"), ("messages", "\ud800"))
+    assert len(found.checksums) == 4
+
+
 MEMBERS = st.dictionaries(
     st.sampled_from(["tools", "system", "cache_salt", "chat_template_kwargs", "temperature", "user"]),
     st.one_of(st.integers(), st.booleans(), st.text("ab,}] ", max_size=9), st.lists(st.integers(), max_size=3)),
