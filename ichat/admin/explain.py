@@ -15,13 +15,13 @@ from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body
 from ichat.http.request_body import RequestBody, read_model_body
 from ichat.proxy.kept_responses import continue_response
-from ichat.proxy.steps import SEEMS_TOO_LONG
+from ichat.proxy.steps import SEEMS_TOO_LONG, BodyEdits
 from ichat.proxy.targets import body_for, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import PROMPTS, chain_of
+from ichat.routing.prefix_chain import PROMPTS, PrefixChain, chain_of, sums_of
 from ichat.routing.prompt_lengths import PromptLengths, is_measurable
 from ichat.routing.request import RoutingRequest
 
@@ -88,15 +88,22 @@ class _Inquiry:
     lengths: PromptLengths
     question: Question
     only: Endpoint | None = None
+    edits: BodyEdits = BodyEdits()
+    """Those that the request's name makes in its body."""
 
     def routing(self, model: str, *, skips_open: bool = False) -> RoutingRequest:
         """Return the request as the balancer would see it."""
         asked = self.question
         request = RoutingRequest(model, asked.session, only=self.only, skips_open=skips_open)
         if not asked.session and self.only is None:
-            request.make_prefix = functools.partial(chain_of, asked.path, asked.body.data, asked.body.names, model)
+            request.make_prefix = functools.partial(self._chain_for, model)
         self.balancer.rehearse(request)  # makes the prefix if the choice depends on it
         return request
+
+    def _chain_for(self, model: str) -> PrefixChain | None:
+        """Return the chain of the request's prefix for a model."""
+        sums = sums_of(self.question.path, self.question.body.data, self.question.body.names)
+        return None if sums is None else chain_of(sums, model, self.edits.set, self.edits.drop)
 
     def explain(self, model: str) -> RouteView | None:
         """Return where a request for a model goes; None: there is no such model. Raises ApiError 404 for a response."""
@@ -116,8 +123,8 @@ class _Inquiry:
         if tokens is not None and alias.longer is not None:
             plan = Plan((first, alias.longer), alias)
         models = plan.targets
-        body = await body_for(asked.body, route_along(plan).edits, alias.name)
-        self.question = attrs.evolve(asked, body=body)
+        self.edits = route_along(plan).edits
+        await body_for(asked.body, self.edits, alias.name)  # raises for a body that cannot be edited
         shown, views = dict[str, RouteView](), list[TargetView]()
         longer = () if alias.longer is None else (alias.longer,)
         for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):

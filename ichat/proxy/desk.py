@@ -6,7 +6,6 @@ next request of the kind elsewhere. An engine that keeps nothing shows it by bei
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable
 from functools import partial
 
 import attrs
@@ -27,7 +26,7 @@ from ichat.proxy.token_usage import ReportedUsage
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import PrefixChain
+from ichat.routing.prefix_chain import PrefixChain, chain_of
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.request import Lease, RoutingRequest
 
@@ -36,9 +35,6 @@ log = logging.getLogger(__name__)
 WRONG_MAX = 8
 """After this many wrong matches of an endpoint in a row, stop recording the prefixes that it gets."""
 _ALONE, _WAITED = Outcome("alone"), Outcome("waited")
-
-MakeChain = Callable[[str], PrefixChain | None]
-"""Returns the chain of a request's prefix for a model."""
 
 
 @attrs.define(eq=False)
@@ -63,11 +59,11 @@ class Desk:
         registry, lengths = self._context.registry, self._context.prompt_lengths
         return seems_too_long(registry, lengths, step.model, step.longer, self._progress.prompt_bytes)
 
-    def look_up(self, step: Lookup, make_chain: MakeChain) -> Outcome:
-        """Lease an endpoint that has a free place now. The desk never sees the request's body, only its chain."""
+    def look_up(self, step: Lookup) -> Outcome:
+        """Lease an endpoint that has a free place now. The desk never sees the request's body, only its sums."""
         context, progress, routing = self._context, self._progress, self._routing
         if routing is None or routing.model != step.model:
-            routing = self._routing_for(step.model, make_chain)
+            routing = self._routing_for(step)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
             excluded = tuple(self._failed[one] for one in step.excluded)
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
@@ -85,11 +81,11 @@ class Desk:
             return Outcome("full", waited_s=waited_s)
         return Outcome("starting" if lease.is_coming else "loadable", waited_s=waited_s)
 
-    def _routing_for(self, model: str, make_chain: MakeChain) -> RoutingRequest:
+    def _routing_for(self, step: Lookup) -> RoutingRequest:
         """Return the request as the balancer sees it for another model."""
-        routing = RoutingRequest(model, self.session, self._progress.grant.fairness_key, only=self.only)
+        routing = RoutingRequest(step.model, self.session, self._progress.grant.fairness_key, only=self.only)
         if not self.session and self.only is None:
-            routing.make_prefix = partial(make_chain, model)
+            routing.make_prefix = partial(_chain_for, self._progress, step)
         return routing
 
     async def wait(self, step: Wait) -> Outcome:
@@ -194,6 +190,12 @@ def timeouts_of(context: GatewayContext, endpoint: Endpoint) -> tuple[float, flo
     """Return how long an endpoint may need until its first byte, and between two bytes, in seconds."""
     timeouts = context.timeouts
     return endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+
+
+def _chain_for(progress: RequestProgress, step: Lookup) -> PrefixChain | None:
+    """Return the chain of a request for the model of a step; only its first model has the body read."""
+    sums, edits = progress.prefix_sums or progress.read_prefix(), step.edits
+    return None if sums is None else chain_of(sums, step.model, edits.set, edits.drop)
 
 
 def held(matched: int, length: int, prompt_tokens: int, cached_tokens: int) -> int | None:

@@ -4,8 +4,6 @@
 and the body.
 """
 
-from functools import partial
-
 import trio
 
 from ichat.errors import ApiError
@@ -34,7 +32,6 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.routing.aliases import Alias
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import chain_of
 from ichat.routing.prompt_lengths import is_measurable
 from ichat.security.auth import Caller
 from ichat.security.grant import admit, grant_of
@@ -205,8 +202,7 @@ class Exchange:
         if step.edits != self._edits:
             self._edits = step.edits
             progress.body = await body_for(progress.body, step.edits, progress.route.name)
-        body = progress.body
-        return self._desk.look_up(step, partial(chain_of, progress.request.path, body.data, body.names))
+        return self._desk.look_up(step)
 
     # An attempt.
 
@@ -297,6 +293,6 @@ class Exchange:
                 is_suspect=progress.is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
             ))  # fmt: skip
         progress.request.release_body()
-        progress.body = NO_BODY
+        progress.body, progress.prefix_sums = NO_BODY, None
         if progress.trace is not None:
             progress.trace.headers = ()

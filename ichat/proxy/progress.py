@@ -14,7 +14,7 @@ from ichat.proxy.leg import Leg
 from ichat.proxy.refusals import WaitBound
 from ichat.proxy.steps import RequestRoute
 from ichat.proxy.token_usage import tokens_used
-from ichat.routing.prefix_chain import PrefixChain
+from ichat.routing.prefix_chain import PrefixChain, PrefixSums, sums_of
 from ichat.security.addresses import address_in
 from ichat.security.auth import Caller
 from ichat.security.grant import Grant
@@ -51,6 +51,8 @@ class RequestProgress:
     """The id of the endpoint that was found last."""
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""
+    prefix_sums: PrefixSums | None = None
+    """The sums for its chains, after they were needed; freed when a response begins."""
     keepalive: KeepAlive | None = None
     trace: Trace | None = None
     ticket: str = ""
@@ -88,6 +90,12 @@ class RequestProgress:
 
     def __repr__(self) -> str:
         return f"<RequestProgress {self.request.id.decode()} {self.model} {self.status}>"
+
+    def read_prefix(self) -> PrefixSums | None:
+        """Note and return the sums of its prefix, by its body as the client sent it; None if it has no chain."""
+        body = self.body.original
+        self.prefix_sums = sums_of(self.request.path, body.data, body.names)
+        return self.prefix_sums
 
     def ended(self, status: int, error: str, bytes_out: int = 0) -> None:
         """Note how it has ended; `bytes_out` is the size of a response of the gateway's own."""

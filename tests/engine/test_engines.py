@@ -43,7 +43,7 @@ from support.real_engines import (
 
 from ichat.protocol.messages import response_tag
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
-from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prefix_chain import chain_of, sums_of
 from ichat.security.keys import hash_of
 
 BOOLEAN = {
@@ -552,7 +552,7 @@ def evictions(chat):
 def ask_with_chain(chat, prompt):
     """Ask the worker as a gateway with several workers does; return the digests of the chain."""
     given = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
-    chain = chain_of(b"/v1/completions", json.dumps(given).encode(), list(given), "tiny")
+    chain = chain_of(sums_of(b"/v1/completions", json.dumps(given).encode(), list(given)), "tiny")
     header = {PREFIX_HEADER.decode(): chain_header(chain.length, chain.digests).decode()}
     assert post(f"{chat.worker_url}/v1/completions", given, **header)[0] == 200
     return set(chain.digests)

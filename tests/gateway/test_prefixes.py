@@ -9,10 +9,11 @@ from support.exposition import heartbeat
 from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, post_of, until
 
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
-from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
+from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain, chain_header, parse_chain
+from ichat.proxy import progress
 from ichat.proxy.desk import WRONG_MAX, held
 from ichat.proxy.token_usage import TokenUsage
-from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prefix_chain import chain_of, sums_of
 
 AWARE = '[routing]\npolicy = "prefix_aware"\n'
 CHAT = b"/v1/chat/completions"
@@ -30,7 +31,7 @@ def conversation(name, turns=1):
 def digests_of(messages, model="m", **more):
     """Return the chain of the request that a client of `peers` makes of these messages."""
     body = {"model": model, "messages": messages, **more}
-    chain = chain_of(CHAT, json.dumps(body).encode(), list(body), model)
+    chain = chain_of(sums_of(CHAT, json.dumps(body).encode(), list(body)), model)
     assert chain is not None
     return [digest.hex() for digest in chain.digests]
 
@@ -479,6 +480,28 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         [(head, _)] = [one for one in site.workers[worker_id][0].requests if one[0].method == b"POST"]
         sent = [value for name, value in head.headers if name == b"x-ichat-prefix"]
         assert [[one.hex() for one in parse_chain(value).digests] for value in sent] == ([expected] if expected else [])
+
+
+async def test_a_body_is_read_once_for_all_models_of_a_name(fleet, monkeypatch):
+    """The next model gets its own chain, with the members that the name sets, from the sums of the first."""
+    made = []
+    monkeypatch.setattr(progress, "sums_of", lambda *args: made.append(sums_of(*args)) or made[-1])
+    name = '[[models]]\nname = "n"\ntargets = [{ model = "m" }]\nfallbacks = ["k"]\nset = { cache_salt = "s" }\n'
+    site = await fleet(more=AWARE + name)
+    await site.add("c", "d", model="k")
+    with socket.socket() as one, socket.socket() as other:
+        for worker_id, closed in (("a", one), ("b", other)):
+            closed.bind(("127.0.0.1", 0))
+            site.workers[worker_id] = None, closed.getsockname()[1]
+            await site.register(worker_id)
+        where, _ = await site.ask(conversation("x"), model="n", cache_salt="c", stream=False)
+    [(head, body)] = [one for one in site.workers[where][0].requests if one[0].method == b"POST"]
+    [sent] = [value for name, value in head.headers if name == b"x-ichat-prefix"]
+    assert json.loads(body)["cache_salt"] == "s"
+    chain = chain_of(made[0], "k", [("cache_salt", b'"s"')])
+    assert parse_chain(sent) == SentChain(chain.length, chain.digests)
+    assert sent != chain_header(chain.length, chain_of(made[0], "k").digests)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("path", [b"/sleep", b"/reset_prefix_cache", b"/flush_cache", b"/release_memory_occupation"])

@@ -11,7 +11,7 @@ from ichat.http.pool import Upstream
 from ichat.routing.availability import Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prefix_chain import chain_of, sums_of
 from ichat.routing.request import Lease, RoutingRequest
 
 BLOCK_BYTES = 128
@@ -194,7 +194,7 @@ class Simulation:
 
     def _ask(self, prompts, turn, answered):
         body = b'{"messages": [%b], "model": "m", "stream": true}' % prompts[turn]
-        chain = chain_of(b"/v1/chat/completions", body, ("messages", "model", "stream"), "m")
+        chain = chain_of(sums_of(b"/v1/chat/completions", body, ("messages", "model", "stream")), "m")
         request, asked_at = RoutingRequest("m", prefix=chain), self.now
         lease = self.balancer.lease(request)
         if isinstance(lease, Lease):

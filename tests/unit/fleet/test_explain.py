@@ -16,7 +16,7 @@ from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prefix_chain import chain_of, sums_of
 from ichat.routing.request import Lease, RoutingRequest
 
 MODEL = "m"
@@ -56,7 +56,7 @@ class Site:
 def conversation(number, turns=4):
     """Return the chain of a request whose prompt begins as all others do."""
     body = json.dumps({"model": MODEL, "messages": ["s" * 1000, *[f"{number} {turn}" * 200 for turn in range(turns)]]})
-    return chain_of(b"/v1/chat/completions", body.encode(), ("model", "messages"), MODEL)
+    return chain_of(sums_of(b"/v1/chat/completions", body.encode(), ("model", "messages")), MODEL)
 
 
 def of(view, worker_id):

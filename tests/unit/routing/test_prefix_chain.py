@@ -3,16 +3,19 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ichat.http.request_body import RequestBody
 from ichat.protocol.prefixes import BOUNDARIES
-from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prefix_chain import chain_of, sums_of
 
 DIGESTS = ["3fe4bd7b6c206e71", "f9c6e45344222c46", "3d70ca435ecbeabf"]
 CHAT = b"/v1/chat/completions"
 
 
 def chain(members, path=CHAT, model="m", **options):
-    return chain_of(path, json.dumps(members, **options).encode(), tuple(members), model)
+    return chain_of(sums_of(path, json.dumps(members, **options).encode(), tuple(members)), model)
 
 
 def shared(one, other):
@@ -68,7 +71,7 @@ def test_the_order_of_pieces_counts():
     """Two prompts that are made of the same pieces in another order share nothing from there on."""
     one, other, third = ((letter * 256) for letter in "abc")
     bodies = (b'{"prompt":' + "".join(texts).encode() for texts in ((one, other, third), (one, third, other)))
-    first, second = (chain_of(b"/v1/completions", body, ("prompt",), "m") for body in bodies)
+    first, second = (chain_of(sums_of(b"/v1/completions", body, ("prompt",)), "m") for body in bodies)
     assert shared(first, second) == 256
     assert not set(first.digests[1:]) & set(second.digests[1:])
 
@@ -96,7 +99,7 @@ def test_routes_with_messages(path):
 )
 def test_short_prompts_and_other_routes_have_no_chain(path, members):
     """Short prompts, routes without one, and bodies that do not have the member."""
-    assert chain(members, path) is None
+    assert sums_of(path, json.dumps(members).encode(), tuple(members)) is None
 
 
 def test_a_long_prompt_costs_no_more_than_the_last_boundary():
@@ -107,7 +110,42 @@ def test_a_long_prompt_costs_no_more_than_the_last_boundary():
 
 
 def test_a_body_is_not_held():
-    """A bytearray can be freed and changed as soon as its chain is made."""
+    """A bytearray can be freed and changed as soon as its sums are made."""
     body = bytearray(json.dumps({"messages": messages("a" * 1000), "tools": [1]}).encode())
-    assert chain_of(CHAT, body, ("messages", "tools"), "m") is not None
+    assert sums_of(CHAT, body, ("messages", "tools")) is not None
     body.clear()
+
+
+@pytest.mark.parametrize("ensure_ascii", [True, False], ids=["escaped", "as it is"])
+def test_a_name_may_be_any_that_json_has(ensure_ascii):
+    """Even if it is no text, as half of a pair: the prompt ends there if it is found, else with the body."""
+    written = json.dumps({"messages": messages("a" * 1000), "\ud800": 1}, ensure_ascii=ensure_ascii)
+    found = sums_of(CHAT, written.encode("utf-8", "surrogatepass"), ("messages", "\ud800"))
+    assert len(found.checksums) == 4
+
+
+MEMBERS = st.dictionaries(
+    st.sampled_from(["tools", "system", "cache_salt", "chat_template_kwargs", "temperature", "user"]),
+    st.one_of(st.integers(), st.booleans(), st.text("ab,}] ", max_size=9), st.lists(st.integers(), max_size=3)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text("abc", min_size=1, max_size=40),
+    times=st.integers(7, 2000),
+    members=MEMBERS,
+    changed=MEMBERS,
+    dropped=st.sets(st.sampled_from(["system", "cache_salt", "top_p", "user"])),
+)
+async def test_the_sums_of_a_body_are_enough_for_each_model_and_edit(text, times, members, changed, dropped):
+    """A chain made from the sums of the unchanged body equals the chain of the body that the model gets."""
+    said = {"model": "name", **members, "messages": messages(text * times + "." * 256), "stream": True}
+    body = RequestBody(json.dumps(said, separators=(",", ":")).encode(), tuple(said))
+    values = {name: json.dumps(value).encode() for name, value in changed.items() if name not in dropped}
+    sums = sums_of(CHAT, body.data, body.names)
+    for model in ("one", "another"):
+        sent = await body.edited({**values, "model": json.dumps(model).encode()}, dropped)
+        directly = chain_of(sums_of(CHAT, sent.data, sent.names), model)
+        from_sums = chain_of(sums, model, tuple(values.items()), tuple(dropped))
+        assert (from_sums.length, from_sums.digests) == (directly.length, directly.digests)
