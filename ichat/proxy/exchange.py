@@ -8,6 +8,7 @@ import trio
 
 from ichat.errors import ApiError
 from ichat.http.heads import Headers
+from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.request_body import NO_BODY, RequestBody
 from ichat.http.server import Client, Taker
@@ -72,7 +73,10 @@ class Exchange:
         try:
             route = self._route(asked, name)
             del asked  # the response may last an hour
-            await self._follow_with_comments(route)
+            if progress.keepalive is None:
+                await self._follow(route)
+            else:
+                await self._follow_with_comments(route, progress.keepalive)
         finally:
             self._close_grant()
 
@@ -158,23 +162,21 @@ class Exchange:
 
     # The loop.
 
-    async def _follow_with_comments(self, route: RequestRoute) -> None:
+    async def _follow_with_comments(self, route: RequestRoute, keepalive: KeepAlive) -> None:
         """Follow a route; an error after the first comment of a stream is its last event."""
         progress = self.progress
         try:
-            if progress.keepalive is not None:
-                progress.keepalive.start()
+            keepalive.start()
             await self._follow(route)
         except ApiError as error:
-            if progress.keepalive is None or not progress.keepalive.has_begun:
+            if not keepalive.has_begun:
                 raise
             progress.error = error.code
             await progress.client.end_with_event(error.event(progress.path))
         finally:
-            if progress.keepalive is not None:
-                progress.keepalive.stop()
-                if progress.keepalive.has_begun:
-                    progress.status = 200
+            keepalive.stop()
+            if keepalive.has_begun:
+                progress.status = 200
 
     async def _follow(self, route: RequestRoute) -> None:
         """Carry out the steps of a request until it has ended. Raises ApiError if nothing has been sent."""
@@ -184,9 +186,14 @@ class Exchange:
             progress.route, progress.model = route, route.model
             match step:
                 case Lookup():
-                    outcome = await self._look_up(step)
+                    if step.edits == self._edits:
+                        outcome = self._look_up(step)
+                    else:
+                        outcome = await self._edit_and_look_up(step)
                 case AttemptStep():
                     outcome = await self._attempt(step)
+                    if outcome.failure is None:  # then it is done
+                        return
                 case Done():
                     return
                 case Wait():
@@ -194,15 +201,19 @@ class Exchange:
                 case Refuse():
                     raise step.failure.error()
 
-    async def _look_up(self, step: Lookup) -> Outcome:
-        """Find an endpoint of a model, and edit the body for it. Raises ApiError 400 for a body that has no members."""
-        progress = self.progress
-        if step.longer and progress.prompt_bytes and self._desk.seems_too_long(step):
-            return _SEEMS_TOO_LONG
-        if step.edits != self._edits:
-            self._edits = step.edits
+    async def _edit_and_look_up(self, step: Lookup) -> Outcome:
+        """Edit the body for a model, and find an endpoint of it. Raises ApiError 400 for a body that has no members."""
+        if not self._seems_too_long(step):
+            progress, self._edits = self.progress, step.edits
             progress.body = await body_for(progress.body, step.edits, progress.route.name)
-        return self._desk.look_up(step)
+        return self._look_up(step)
+
+    def _look_up(self, step: Lookup) -> Outcome:
+        """Find an endpoint of a model, if its prompt does not seem too long."""
+        return _SEEMS_TOO_LONG if self._seems_too_long(step) else self._desk.look_up(step)
+
+    def _seems_too_long(self, step: Lookup) -> bool:
+        return bool(step.longer and self.progress.prompt_bytes) and self._desk.seems_too_long(step)
 
     # An attempt.
 
