@@ -8,7 +8,6 @@ import trio
 
 from ichat.errors import ApiError
 from ichat.http.heads import Headers
-from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.request_body import NO_BODY, RequestBody
 from ichat.http.server import Client, Taker
@@ -73,10 +72,7 @@ class Exchange:
         try:
             route = self._route(asked, name)
             del asked  # the response may last an hour
-            if progress.keepalive is None:
-                await self._follow(route)
-            else:
-                await self._follow_with_comments(route, progress.keepalive)
+            await self._follow_with_comments(route)
         finally:
             self._close_grant()
 
@@ -162,21 +158,23 @@ class Exchange:
 
     # The loop.
 
-    async def _follow_with_comments(self, route: RequestRoute, keepalive: KeepAlive) -> None:
-        """Follow a route; an error after the first comment of a stream is its last event."""
+    async def _follow_with_comments(self, route: RequestRoute) -> None:
+        """Follow a route; an error after the first comment of a stream is its last event. A load has comments, too."""
         progress = self.progress
         try:
-            keepalive.start()
+            if progress.keepalive is not None:
+                progress.keepalive.start()
             await self._follow(route)
         except ApiError as error:
-            if not keepalive.has_begun:
+            if progress.keepalive is None or not progress.keepalive.has_begun:
                 raise
             progress.error = error.code
             await progress.client.end_with_event(error.event(progress.path))
         finally:
-            keepalive.stop()
-            if keepalive.has_begun:
-                progress.status = 200
+            if progress.keepalive is not None:
+                progress.keepalive.stop()
+                if progress.keepalive.has_begun:
+                    progress.status = 200
 
     async def _follow(self, route: RequestRoute) -> None:
         """Carry out the steps of a request until it has ended. Raises ApiError if nothing has been sent."""
