@@ -244,7 +244,7 @@ class Exchange:
         """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
         context, progress, request = self._context, self.progress, self.progress.request
         body = progress.body
-        if progress.is_suspect or endpoint.access is not None or endpoint.route is not None:
+        if progress.is_suspect or (endpoint.route is not None and endpoint.route.changes(body)):
             body, dropped = await prepare_body(request, body, endpoint, is_suspect=progress.is_suspect)
             if dropped:
                 context.drop_notices.log_dropped(progress.grant.key_name, dropped)
