@@ -426,12 +426,19 @@ async def test_a_stream_that_never_catches_up(book):
     os.close(output)
 
 
-async def test_a_quiet_stream_is_kept_alive(book, autojump_clock):
-    """A comment now and then."""
-    os.close(book.begin("w"))
-    blocks = await book.stream("w", read_query("", ""))
+async def test_a_quiet_stream_is_kept_alive(autojump_clock):
+    """A comment now and then; a stream without a line begins with a comment at once, another stream does not."""
+    buffer, comment = LineBuffer(), b": \n\n"
+    stream = LogStream(LogCursor(buffer), Wakeup())
     began = trio.current_time()
-    assert await blocks.__anext__() == b": \n\n"
+    assert await anext(stream) == comment
+    assert trio.current_time() == began
+    assert await anext(stream) == comment
+    assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)
+    buffer.append([b"a line"], now=0)
+    stream, began = LogStream(LogCursor(buffer), Wakeup()), trio.current_time()
+    assert b"a line" in await anext(stream)
+    assert await anext(stream) == comment
     assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)
 
 
