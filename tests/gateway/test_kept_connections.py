@@ -8,7 +8,7 @@ import trio
 import trio.lowlevel
 from support.peers import code_of, until
 
-from ichat.engines import engine_loop
+from ichat.engines.engine_loop import EngineTimes
 from ichat.engines.kept import REQUEST_BYTES_MAX
 from ichat.observability.logs.log_format import JsonFormatter
 
@@ -160,10 +160,9 @@ async def test_a_client_that_leaves_is_forgotten(worker, connect):
     await until(lambda: rig.host.aborts == 1)
 
 
-async def test_an_idle_connection_is_closed(make_worker, connect, monkeypatch):
+async def test_an_idle_connection_is_closed(make_worker, connect):
     """After `keep_alive_s`, as anywhere else; one whose request does not arrive, after `body_s`."""
-    monkeypatch.setattr(engine_loop, "WATCH_S", 0.02)
-    rig, port = await make_worker(keep_alive_s=0.2, body_s=0.2)
+    rig, port = await make_worker(times=EngineTimes(watch_s=0.02), keep_alive_s=0.2, body_s=0.2)
     idle, slow = await connect(port), await connect(port)
     for client in (idle, slow):
         assert (await client.ask())[0] == 200
