@@ -162,7 +162,8 @@ def silence_of(worker: Json, *, goes_on: bool) -> str:
     elif detail := load_in_words(worker) or phase_of(worker):
         why += f" ({detail})"
     if worker.get("retry_in_s") is not None:
-        why += f"; it starts in {duration(worker['retry_in_s'])}"
+        again = "can be loaded" if worker.get("on_demand") else "is started"
+        why += f"; it {again} again in {duration(worker['retry_in_s'])}"
     rest = " Its lines are shown as soon as there are any." if goes_on else ""
     return f"{worker.get('worker_id')} has no lines yet: {why}.{rest}"
 

@@ -976,7 +976,7 @@ def test_logs_of_an_unknown_worker_are_refused(fake, run):
 
 NO_LINES = [
     ({"state": "restarting", "failure": "cannot be started", "cause": "There is no interpreter /no.", "retry_in_s": 4},
-     "it is restarting, since it cannot be started: There is no interpreter /no; it starts in 4.0s."),
+     "it is restarting, since it cannot be started: There is no interpreter /no; it is started again in 4.0s."),
     ({"state": "cold", "failure": None}, "it is cold, and is started when a request needs its model."),
     ({"state": "starting", "failure": None, "phase": "waiting for room"}, "it is starting (waiting for room)."),
     ({"state": "ready"}, "it is ready."),
