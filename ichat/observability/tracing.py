@@ -85,8 +85,8 @@ class Tracing:
     def ended(self, record: RequestRecord) -> None:
         """End the span of a request; see `RecordSink`."""
 
-    def close(self) -> None:
-        """Send the remaining spans; it blocks for `CLOSE_S` at most."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Send the remaining spans; it blocks for `within_s` at most."""
 
 
 class SpanTracing(Tracing):
@@ -152,12 +152,12 @@ class SpanTracing(Tracing):
                 span.set_status(self._api.StatusCode.ERROR)
         span.end()
 
-    def close(self) -> None:
+    def close(self, within_s: float = CLOSE_S) -> None:
         thread = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         thread.start()
-        thread.join(CLOSE_S)
+        thread.join(within_s)
         if thread.is_alive():
-            log.warning("the last spans could not be sent within %g s", CLOSE_S)
+            log.warning("the last spans could not be sent within %g s", within_s)
 
 
 def open_tracing() -> Tracing:
