@@ -114,7 +114,7 @@ class GpuReader:
         if driver is None or not self._turn.acquire(timeout=READ_S):
             return None
         try:
-            return read(driver)
+            return driver.use(read)
         finally:
             self._turn.release()
 
@@ -158,33 +158,29 @@ class _Driver:
         self._deadline = time.monotonic() + READ_S
         self._why = ""
 
-    def read(self) -> list[Gpu] | None:
-        """Return every GPU in the order of the PCI bus."""
+    def use(self, read: "Callable[[_Driver], _Read | None]") -> "_Read | None":
+        """Return the result of a reading; None if NVML does not begin."""
         try:
             self._nvml.nvmlInit()
         except self._errors:
             return None
         try:
-            count = self._ask("nvmlDeviceGetCount")
-            if count is None:
-                return None
-            return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+            return read(self)
         finally:
             with contextlib.suppress(*self._errors):
                 self._nvml.nvmlShutdown()
 
+    def read(self) -> list[Gpu] | None:
+        """Return every GPU in the order of the PCI bus."""
+        count = self._ask("nvmlDeviceGetCount")
+        if count is None:
+            return None
+        return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+
     def read_versions(self) -> tuple[str, tuple[int, int]] | None:
         """Return the version of the driver, and that of CUDA."""
-        try:
-            self._nvml.nvmlInit()
-        except self._errors:
-            return None
-        try:
-            version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
-            return None if cuda is None else (_text(version), (cuda // 1000, cuda % 1000 // 10))
-        finally:
-            with contextlib.suppress(*self._errors):
-                self._nvml.nvmlShutdown()
+        version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
+        return None if cuda is None else (_text(version), (cuda // 1000, cuda % 1000 // 10))
 
     def _ask(self, call: str, *args: Any) -> Any:
         if time.monotonic() > self._deadline:
