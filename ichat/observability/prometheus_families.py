@@ -97,7 +97,7 @@ def _described(name: str) -> tuple[Callable[..., Any], Sequence[str], str]:
 def family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, ...], float]) -> Metric:
     """Return the gauge or counter of this name in `metrics.toml`.
 
-    Its values are by the value of its only label, or by those of all of its labels; without labels there is one.
+    `values` is a number if there are no labels; else numbers by the value of the label, or by tuples of several values.
     """
     make, labels, text = _described(name)
     found = make(name, text, labels=labels)
@@ -116,7 +116,7 @@ def token_family(name: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric
 
 
 def histogram_family(name: str, spreads: Histogram | Iterable[tuple[str, Histogram]]) -> Metric:
-    """Return the histogram of this name in `metrics.toml`, or one for each value of its label."""
+    """Return the histogram of this name in `metrics.toml`; if it has a label, `spreads` are by its values."""
     make, labels, text = _described(name)
     found = make(name, text, labels=labels)
     for value, spread in [("", spreads)] if isinstance(spreads, Histogram) else spreads:
