@@ -144,19 +144,14 @@ loop_detected = partial(
 # Errors about something, by their statuses.
 
 
-def bad_request(message: str, *, param: str | None = None) -> ApiError:
-    """400: the request cannot be understood."""
-    return ApiError(400, "bad_request", message, param=param)
-
-
-def invalid_api_key(message: str) -> ApiError:
-    """401: keys are configured, and the request has no key, or an unknown key."""
-    return ApiError(401, "invalid_api_key", message)
-
-
-def forbidden(message: str) -> ApiError:
-    """403: the client, or its address, is known and not allowed to do this."""
-    return ApiError(403, "forbidden", message)
+bad_request = partial(ApiError, 400, "bad_request")
+"""400: the request cannot be understood."""
+invalid_api_key = partial(ApiError, 401, "invalid_api_key")
+"""401: keys are configured, and the request has no key, or an unknown key."""
+forbidden = partial(ApiError, 403, "forbidden")
+"""403: the client, or its address, is known and not allowed to do this."""
+unsupported_by_model = partial(ApiError, 400, "unsupported_by_model", param="model")
+"""400: the route and the model are there, but the model does something else."""
 
 
 def not_found(path: str, hint: str = "") -> ApiError:
@@ -206,11 +201,6 @@ def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
 def context_length_exceeded(model: str) -> ApiError:
     """400: the request is too long for the model, as its engine says."""
     return ApiError(400, CONTEXT_LENGTH_EXCEEDED, f"The request is too long for the model `{model}`.")
-
-
-def unsupported_by_model(message: str) -> ApiError:
-    """400: the route and the model are there, but the model does something else."""
-    return ApiError(400, "unsupported_by_model", message, param="model")
 
 
 def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:

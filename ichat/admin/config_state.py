@@ -1,14 +1,14 @@
 """The configuration in force, and how its file stands to it. The reloader changes both; operators see them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import attrs
 import trio
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 
 from ichat.config.schema import Config
+from ichat.observability.prometheus_families import family
 
 ERRORS_MAX = 100
 """The most mistakes of a file that are listed."""
@@ -54,19 +54,9 @@ def mistakes_in(text: str) -> list[str]:
     return [*others[:ERRORS_MAX], *([f"and {left} more"] if left > 0 else [])] or [first]
 
 
-def families_of(config: ConfigState) -> Iterable[Metric]:
+def families_of(config: ConfigState) -> Iterator[Metric]:
     """Return the metrics of whether the file is refused."""
     is_refused = config.state == "refused"
-    refused = GaugeMetricFamily(
-        "ichat_config_refused", "Whether the configuration file is refused, so that an earlier one is in force"
-    )
-    refused.add_metric([], float(is_refused))
-    since = GaugeMetricFamily(
-        "ichat_config_refused_since_seconds", "When the configuration file was refused, since 1970; 0 if it is not"
-    )
-    since.add_metric([], config.since if is_refused else 0.0)
-    in_force = GaugeMetricFamily(
-        "ichat_config_in_force_since_seconds", "When the configuration in force was taken, since 1970"
-    )
-    in_force.add_metric([], config.in_force_since)
-    return refused, since, in_force
+    yield family("ichat_config_refused", is_refused)
+    yield family("ichat_config_refused_since_seconds", config.since if is_refused else 0.0)
+    yield family("ichat_config_in_force_since_seconds", config.in_force_since)

@@ -21,7 +21,7 @@ from ichat.admin.key_views import (
 )
 from ichat.admin.lists import with_long_list
 from ichat.admin.operations import Operations
-from ichat.admin.schemas import Schema, or_null, properties_of, ref
+from ichat.admin.schemas import PARTS, Schema, or_null, properties_of, ref
 from ichat.config.schema import Key
 from ichat.security.auth import Auth
 from ichat.security.made_keys import MadeKey
@@ -112,13 +112,7 @@ async def withdraw_key(name: str, store: KeyStore) -> WithdrawnKey:
 
 def schemas() -> dict[str, Schema]:
     """Return the schemas of the bodies of these requests, by their names."""
-    overlap_s = {
-        "type": "number",
-        "minimum": 0,
-        "maximum": OVERLAP_S_MAX,
-        "default": OVERLAP_S,
-        "description": "For how many seconds the old secret is accepted too; 0: not at all.",
-    }
+    overlap_s = PARTS["properties"]["rotation"]["overlap_s"] | {"maximum": OVERLAP_S_MAX, "default": OVERLAP_S}
     return {
         "KeyRequest": _request("A key to be made. What is left out, or null, is its default.", "name"),
         "KeyChange": _request("What is to change of a key. What is left out stays; null is the default."),
@@ -127,16 +121,9 @@ def schemas() -> dict[str, Schema]:
 
 
 def _request(description: str, *required: str) -> Schema:
-    properties = {
-        **properties_of(Key, without=("key_hash", "key_env")),
-        "expires_at": {"type": "number", "description": "When it expires, in seconds since 1970; null: never."},
-        "expires_in_s": {
-            "type": "number",
-            "exclusiveMinimum": 0,
-            "maximum": EXPIRES_IN_S_MAX,
-            "description": "The same in seconds from now. One of the two may be given.",
-        },
-    }
+    expiry = PARTS["properties"]["key"]
+    properties = {**properties_of(Key, without=("key_hash", "key_env")), **expiry}
+    properties["expires_in_s"] = {**expiry["expires_in_s"], "maximum": EXPIRES_IN_S_MAX}
     return {
         "type": "object",
         "properties": {name: one if name == "name" else or_null(one) for name, one in properties.items()},

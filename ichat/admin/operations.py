@@ -12,27 +12,13 @@ from typing import Any, TypeVar
 from quart import Blueprint, Response
 
 from ichat.admin.context import json_response, part
-from ichat.admin.schemas import COMPONENTS, Schema, ref
+from ichat.admin.schemas import COMPONENTS, PARTS, Schema, ref
 
 FAILED = {status: {"$ref": "#/components/responses/Failed"} for status in ("4XX", "5XX")}
 TEXT: Schema = {"type": "string"}
-MODEL_KEYS: Schema = {
-    "type": "object",
-    "properties": {"model": {"type": "string", "description": "One of `GET /v1/models`."}},
-    "required": ["model"],
-}
+MODEL_KEYS: Schema = PARTS["models"]["body"]
 """The member that the gateway reads of the body of a request to a model."""
-MODEL_FAILURES = {
-    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
-    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
-    "403": "The key is for something else, or not for this model (`forbidden`).",
-    "404": "There is no such model (`model_not_found`).",
-    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
-    " so is its queue (`overloaded`).",
-    "502": "Who serves it could not be reached, or broke off before the answer began.",
-    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
-    "504": "Nothing came in time.",
-}
+MODEL_FAILURES: Mapping[str, str] = PARTS["models"]["failures"]
 Answer = type[Any] | str | Schema
 """The body of an answer by its class or the name of its component; or a whole answer."""
 _Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])

@@ -1,7 +1,7 @@
 """The objects of the control plane as JSON schemas, for `openapi.py`.
 
 A class describes its objects: fields and types give the schema, the docstrings of fields and class the
-descriptions.
+descriptions. `openapi.toml` describes the objects that have no class.
 """
 
 import ast
@@ -19,6 +19,7 @@ import attrs
 from ichat.admin import views
 from ichat.admin.config_state import ConfigState
 from ichat.admin.key_views import KeyLimits, KeyList, KeyUsage, KeyView, NewKey, WithdrawnKey
+from ichat.config.package_data import read_toml
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.engine import EngineFlag, Progress
 from ichat.fleet.explain import RouteView
@@ -43,6 +44,8 @@ from ichat.routing.circuit_breaker import CircuitView
 from ichat.supervisor.reload_plan import ReloadStep
 
 Schema = dict[str, Any]
+PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
+"""The parts of the document that no class and no handler describes."""
 
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
@@ -83,40 +86,18 @@ _PLAIN: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
     type(None): {"type": "null"},
 }
-_STATE = """\
-`starting`, `loading`: not ready yet. `ready`: gets requests. `cold`: has no process until its model is wanted. \
-`asleep`: its engine has given its memory back until its model is wanted. `waking`: takes it again. `following`: \
-works for the leader of its group. `draining`: is shutting down and gets no new requests. `gone`: has ended in good \
-order. `unhealthy`: has missed three heartbeats, or cannot be reached. `wedged`: has requests and makes no step. \
-`stale`: known from before the gateway's start, and has sent no heartbeat since. `restarting`: has ended, and is \
-being started again. `failed`: has ended, and stays down. `broken`: its group has lost another worker."""
 
 
 def schemas() -> dict[str, Schema]:
     """Return the schema of each component by its name, for `ref`."""
     number: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1e15}
     scalars = ["string", "number", "boolean", "array", "object"]
-    error: dict[str, Schema] = {
-        "message": {"type": "string", "description": "For people."},
-        "type": {"enum": ["invalid_request_error", "rate_limit_error", "insufficient_quota", "server_error"]},
-        "param": {"type": ["string", "null"], "description": "The key of the request that is wrong, or null."},
-        "code": {"type": "string", "description": "For programs, for example `model_not_found`."},
-    }
-    line: dict[str, Schema] = {
-        "seq": {"type": "integer", "minimum": 1, "description": "Grows by one with each line; also the event's id."},
-        "time": {
-            "type": "string",
-            "format": "date-time",
-            "description": "When the gateway read the line: RFC 3339, UTC, milliseconds.",
-        },
-        "line": {"type": "string"},
-    }
     step = properties_of(ReloadStep)
     states = [word for part in get_args(State) for word in get_args(part)]
     return {
         **{name: view(one) for one, name in COMPONENTS.items() if one not in (State, MachineGpu)},
-        "Error": object_of({"error": object_of(error)}, "The shape of OpenAI's errors."),
-        "State": {"type": "string", "enum": states, "description": _STATE},
+        **{name: object_of(**given) for name, given in PARTS["objects"].items()},
+        "State": {**PARTS["state"], "enum": states},
         "ModelEntry": _model_entry(),
         "Models": list_of(ref("ModelEntry")),
         "Progress": {
@@ -130,33 +111,17 @@ def schemas() -> dict[str, Schema]:
         "Heartbeat": taken(Heartbeat),
         "ShortHeartbeat": taken(ShortHeartbeat),
         "PrefixReport": taken(PrefixReport),
-        "PrefixesAnswer": object_of({"status": {"const": "ok"}}),
         "Worker": _worker(),
         "WorkerSummary": _worker_summary(),
-        "Workers": _workers(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
         "Launch": _launch(),
         "Step": object_of({**step, "action": {"type": "string", **step["action"]}}),
-        "LogLine": object_of(line, "The data of a plain event of a log stream."),
-        "LogGap": object_of(
-            {"lost": {"type": "integer", "minimum": 1}},
-            "The data of an event `gap`: the number of lines that are not kept any more.",
-        ),
     }
 
 
 def _worker() -> Schema:
     """Return the schema of `Registry.describe`: a view, the heartbeat, and the settings of a managed worker."""
-    managed: dict[str, Schema] = {
-        "gpu_ids": {
-            "type": ["array", "null"],
-            "items": {"type": "integer", "minimum": 0},
-            "description": "GPU numbers in the order of the PCI bus; null: all of them.",
-        },
-        "on_gateway_exit": {"enum": ["stop", "keep"], "description": "What becomes of the worker with the gateway."},
-        "origin": {"enum": ["configuration", "api"], "description": "Where the worker was requested."},
-        "log_file": {"type": "string", "description": "The file on the gateway's machine with the newest run's lines."},
-    }
+    managed = PARTS["properties"]["managed"]
     ours = properties_of(WorkerView, without=("worker_id", "model_name"))
     return object_of(
         {**properties_of(Heartbeat, without=("loaded", "machine", "registration")), **managed, **ours},
@@ -183,35 +148,9 @@ def _worker_summary() -> Schema:
     return schema
 
 
-def _workers() -> Schema:
-    """Return what `lists.worker_parts` writes."""
-    return object_of({
-        "object": {"const": "list"},
-        "data": {
-            "type": "array",
-            "items": {"anyOf": [ref("WorkerSummary"), ref("Worker")]},
-            "description": "In the order of their ids: summaries, or with `full` everything.",
-        },
-        "has_more": {"type": "boolean", "description": "Whether workers come after these; `limit` has left them out."},
-        "last_id": {
-            "type": ["string", "null"], "description": "The id of the last of these, for `after`; null: there is none.",
-        },
-    })  # fmt: skip
-
-
 def _machine() -> Schema:
     """Return what `MachineView.describe` gives."""
-    held: dict[str, Schema] = {
-        "worker_id": {"type": "string"},
-        "memory_bytes": {"type": "integer", "minimum": 0, "description": "The bytes that its processes hold."},
-    }
-    gpu = object_of({
-        **properties_of(MachineGpu, without=("held_bytes",)),
-        "failure": {"type": ["string", "null"], "description": "Why the GPU does not answer; null: it does."},
-        "held_by": {
-            "type": "array", "items": object_of(held), "description": "Workers that hold memory of the GPU.",
-        },
-    })  # fmt: skip
+    gpu = object_of({**properties_of(MachineGpu, without=("held_bytes",)), **PARTS["properties"]["gpu"]})
     seen = properties_of(MachineView, without=("machine", "gpus"))
     gpus = {**or_null({"type": "array", "items": gpu}), "description": docs_of(MachineView)["gpus"]}
     return object_of(

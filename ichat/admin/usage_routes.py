@@ -15,7 +15,7 @@ from ichat.admin.context import long_response, query_string
 from ichat.admin.lists import joined, to_json
 from ichat.admin.operations import TEXT, Operations, answer_of, query
 from ichat.admin.reload import Reloader
-from ichat.admin.schemas import Schema, object_of, view
+from ichat.admin.schemas import PARTS, Schema, object_of, view
 from ichat.errors import ApiError, bad_request, forbidden
 from ichat.observability.logs.lines import read_timestamp
 from ichat.observability.logs.stream import read_parameters
@@ -54,16 +54,6 @@ class UsedLimit:
 
 _NOT_KEPT = "The gateway keeps no usage (`no_usage`): see `[usage]`."
 _WHOLE = "Its minute counts as a whole; where only hours are kept, an hour counts by its first minute."
-_COUNTS: Mapping[str, str] = {
-    "requests": "Requests to models that have ended, in whatever way.",
-    "errors": "Those that were answered with a status of 400 or more; a client that left is none.",
-    "input_tokens": "Tokens of prompts, cached ones included.",
-    "output_tokens": "Tokens of answers.",
-    "cached_tokens": "The prompts' tokens that the engine had in its cache.",
-    "estimated_tokens": "Tokens above that were not counted by an engine, but estimated.",
-    "busy_s": "The seconds that these requests took, without their time in a queue.",
-    "cost": "What the tokens cost, by `[prices]`; null where no model of the row has a price.",
-}
 _FAILURES = {"400": "A parameter is wrong, or the answer would be too long.", "409": _NOT_KEPT}
 _SPAN = "by one unit of time: a minute is known for `usage.minute_days`, and then its hour"
 _COMMON: Sequence[Schema] = (
@@ -207,29 +197,19 @@ def _json_parts(question: UsageQuestion, report: UsageReport, more: Mapping[str,
 
 def schemas() -> dict[str, Schema]:
     """Return the schemas of answers about usage."""
-    counts = {name: _count(name) for name in COUNTED}
-    names: dict[str, Schema] = {name: {"type": "string"} for name in COLUMNS}
-    times = {
-        name: {"type": "string", "format": "date-time", "description": text}
-        for name, text in (("from", "The first moment."), ("to", "The first moment after it."))
-    }
+    names, parts = dict.fromkeys(COLUMNS, TEXT), PARTS["properties"]
+    counts, edges = {name: parts["counts"][name] for name in COUNTED}, parts["usage"]
+    row = object_of({**names, **counts}, "Of the names and times, those of `by`.", required=list(counts))
     usage: dict[str, Schema] = {
-        **times,
+        "from": edges["from"],
+        "to": edges["to"],
         "by": {"type": "array", "items": {"enum": list(COLUMNS)}},
-        "rows": {
-            "type": "array",
-            "items": object_of({**names, **counts}, "Of the names and times, those of `by`.", required=list(counts)),
-        },
+        "rows": {"type": "array", "items": row},
         "totals": object_of(counts),
-        "storage": {"type": "string", "description": "`ok`, or in a sentence why the disk does not have everything."},
+        "storage": edges["storage"],
     }
     own: dict[str, Schema] = {
         "key": {"type": "string", "description": "The name of the key."},
         "limits": {"type": "array", "items": view(UsedLimit), "description": "The key's, for a day and a month."},
     }
     return {"Usage": object_of(usage), "OwnUsage": object_of({**usage, **own})}
-
-
-def _count(name: str) -> Schema:
-    kind: object = {"cost": ["number", "null"], "busy_s": "number"}.get(name, "integer")
-    return {"type": kind, "minimum": 0, "description": _COUNTS[name]}

@@ -19,7 +19,7 @@ from ichat.cli.screen import Screen, Spinner, note, one_line
 from ichat.cli.views import failure_of, names_of
 from ichat.config.command_line import guess, own_command
 from ichat.config.interpreters import find_interpreter
-from ichat.config.own_secret import GATEWAY, usual_directory
+from ichat.config.own_secret import GATEWAY, private, usual_directory
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _own_file(path: str) -> "TextIO":
     """Open a file of this user alone, and empty it. Raises Exit 69 if that fails."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")
+        return open(path, "w", encoding="utf-8", opener=private)
     except OSError as error:
         why = error.strerror or error
         raise Exit(

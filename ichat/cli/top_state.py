@@ -17,7 +17,6 @@ class TopState:
     models: dict[str, Json] = field(default_factory=dict[str, Json])
     machines: dict[str, Json] = field(default_factory=dict[str, Json])
     requests: Sequence[Json] = ()
-    requests_total: int = 0
     sample: Json = field(default_factory=dict[str, object])
     sample_s: float = 5.0
     has_state: bool = False
@@ -36,8 +35,7 @@ class TopState:
             case "sample":
                 self.sample = data
             case "requests":
-                self.requests, total = objects_of(data.get("requests")), data.get("total")
-                self.requests_total = total if isinstance(total, int) else len(self.requests)
+                self.requests = objects_of(data.get("requests"))
             case _:
                 pass
 

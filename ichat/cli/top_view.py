@@ -22,7 +22,6 @@ HELP = (
 )
 PANES = {"m": "models", "w": "workers", "g": "GPUs", "r": "requests"}
 """The panes by their keys."""
-_HEAD_LINES = 5
 _ROW_STYLES = {
     **dict.fromkeys(("failed", "broken", "unhealthy", "wedged", "restarting"), "red"),
     **dict.fromkeys(("starting", "loading", "waking", "draining", "ending", "stale"), "yellow"),

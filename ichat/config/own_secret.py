@@ -27,6 +27,11 @@ _BYTES_MAX = 65_536
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file that is for this user alone if it is new; an `opener` of `open`. Raises OSError."""
+    return os.open(path, flags, 0o600)
+
+
 def configured_directory(settings: "ServerSettings") -> str | None:
     """Return the state directory that the configuration or the service manager names."""
     if settings.state_directory is not None:
@@ -63,7 +68,7 @@ def keep_secret(directory: str) -> str:
     made = secrets.token_urlsafe(32)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path + ".new")
-    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+    with open(path + ".new", "x", opener=private) as file:
         file.write(made + "\n")
     os.replace(path + ".new", path)
     return made
@@ -86,7 +91,7 @@ def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Generator
     if is_elsewhere:
         with contextlib.suppress(OSError):
             os.makedirs(state_base(), mode=0o700, exist_ok=True)
-            with open(os.open(pointer, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            with open(pointer, "w", opener=private) as file:
                 file.write(directory + "\n")
     try:
         yield

@@ -23,9 +23,6 @@ from ichat.preflight.obstacles import problems_of_port
 from ichat.supervisor.orphans import marked_by
 from ichat.supervisor.state import WORKERS_FILE, read_saved
 
-BEATS_MAX = 3
-"""A worker that has missed this many heartbeats counts as not heard."""
-
 
 @attrs.frozen
 class LeftProcess:

@@ -13,9 +13,9 @@ import psutil
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding, findings_by
+from ichat.engines.load_phases import hub_cache
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.preflight.facts import is_path
-from ichat.preflight.hub import hub_cache
 from ichat.preflight.obstacles import gib
 
 DISK_BYTES_MIN = 64 * 1024**2
@@ -42,7 +42,6 @@ class DiskFacts:
     path: str
     """The path itself, or its longest part that exists."""
     free_bytes: int
-    total_bytes: int
     free_inodes: int | None
     """None: this file system has no fixed number of them."""
 
@@ -217,7 +216,7 @@ def _read_disks(config: Config) -> Iterator[DiskFacts]:
         if device not in seen:
             seen.add(device)
             size, inodes = system.f_frsize, system.f_favail if system.f_files else None
-            yield DiskFacts(name, there, system.f_bavail * size, system.f_blocks * size, inodes)
+            yield DiskFacts(name, there, system.f_bavail * size, inodes)
 
 
 def existing_part(path: str) -> str:

@@ -108,7 +108,22 @@ class _Reader:
         text = _SENTENCE.sub(lambda match: self.sentences[match[1]], given)
         return self.text(text) if text != given else text
 
-    def outcome(self, given: Any) -> Outcome | None:
+    def outcome(self, given: Any) -> Rule:
+        """Return the rule that has this outcome."""
+        table: Any = {} if isinstance(given, str) else given
+        if "then" in table:
+            then, other = self.outcome(table["then"]), self.outcome(table["else"])
+            names = (table["given"] if "given" in table else table["known"]).split()
+            if "given" in table:
+                return lambda flag, line: (then if line.has(*names) else other)(flag, line)
+            return lambda flag, line: (other if line.options.keys().isdisjoint(names) else then)(flag, line)
+        if "to" in table or ("part" in table and "value" not in table):
+            return self._moved(table)
+        fixed = self._fixed(given)
+        return lambda _flag, _line: fixed
+
+    def _fixed(self, given: Any) -> Outcome | None:
+        """Return an outcome that does not depend on the command line."""
         if given == "keep":
             return None
         if given == "nothing":
@@ -124,26 +139,35 @@ class _Reader:
             return Replacement([part(target, *path, value=given["value"])])
         return replace_with(*given["words"].split(), why=self.text(given["why"]))
 
+    def _moved(self, given: Mapping[str, Any]) -> Rule:
+        """Return the rule that gives the flag's value to another flag, or puts it into the JSON of another flag."""
+        read, plus = _READERS[given.get("as", "text")], given.get("plus", 0)
+        names = vllm_names(given["to_vllm"]) if "to_vllm" in given else None
+        target, *path = given.get("part", "").split(".")
+        why = self.text(given.get("why", f"it is {given['part']}" if "part" in given else ""))
+
+        def rule(flag: Flag, _: object) -> Outcome:
+            value = read(flag) + plus if plus else read(flag)
+            if names is not None and (value := names.get(value.lower())) is None:
+                return Refusal(self.text(given["other"]))
+            return Replacement([part(target, *path, value=value) if target else Flag(given["to"], [str(value)])], why)
+
+        return rule
+
     def refused(self, why: str) -> Rule:
-        outcome = Refusal(self.text(why))
-        return lambda _flag, _line: outcome
+        return self.outcome({"refused": why})
 
     def dropped(self, why: str) -> Rule:
-        outcome = Replacement((), self.text(why))
-        return lambda _flag, _line: outcome
+        return self.outcome({"dropped": why})
 
     def renamed(self, given: Any) -> Rule:
-        to, why = (given, "") if isinstance(given, str) else (given["to"], self.text(given["why"]))
-        return lambda flag, _: Replacement([Flag(to, [single_value(flag)])], why)
+        return self.outcome({"to": given} if isinstance(given, str) else given)
 
     def renamed_lists(self, to: str) -> Rule:
         return lambda flag, _: Replacement([Flag(to, flag.values)])
 
     def parts(self, given: Any) -> Rule:
-        given = {"part": given} if isinstance(given, str) else given
-        target, *path = given["part"].split(".")
-        read, why = _READERS[given.get("as", "text")], self.text(given.get("why", f"it is {given['part']}"))
-        return lambda flag, _: Replacement([part(target, *path, value=read(flag))], why)
+        return self.outcome({"part": given} if isinstance(given, str) else given)
 
     def objects(self, to: str) -> Rule:
         return lambda flag, _: Replacement([part(to, value=mapping(single_value(flag)))])
@@ -151,12 +175,21 @@ class _Reader:
     def switches(self, given: Any) -> Rule:
         both: Any = {} if isinstance(given, str) else given
         on, off = self.outcome(both.get("on", given)), self.outcome(both.get("off", "nothing"))
-        return lambda flag, _: on if is_on(flag) else off
+        return lambda flag, line: (on if is_on(flag) else off)(flag, line)
 
     def choices(self, given: Mapping[str, Any]) -> Rule:
-        outcomes = {value: self.outcome(outcome) for value, outcome in given.items()}
-        other = outcomes.pop("other", None)
-        return lambda flag, _: outcomes.get(single_value(flag).lower(), other)
+        rules = {value: self.outcome(outcome) for value, outcome in given.items()}
+        other = rules.pop("other", self.outcome("keep"))
+        return lambda flag, line: rules.get(single_value(flag).lower(), other)(flag, line)
+
+    def cases(self, given: Mapping[str, str]) -> Rule:
+        change = {"lower": str.lower, "upper": str.upper}[given["case"]]
+
+        def rule(flag: Flag, _: object) -> Outcome | None:
+            new = change(single_value(flag))
+            return None if new == single_value(flag) else replace_with(flag.name, new, why=given["why"])
+
+        return rule
 
     def values(self, given: Mapping[str, str]) -> Rule:
         names = vllm_names(given["to_vllm"]) if "to_vllm" in given else {}
@@ -175,11 +208,13 @@ class _Reader:
 _SECTIONS: Mapping[str, Callable[[_Reader, Any], Rule]] = {
     "renamed": _Reader.renamed,
     "renamed_lists": _Reader.renamed_lists,
+    "outcomes": _Reader.outcome,
     "dropped": _Reader.dropped,
     "refused": _Reader.refused,
     "parts": _Reader.parts,
     "objects": _Reader.objects,
     "switches": _Reader.switches,
     "choices": _Reader.choices,
+    "cases": _Reader.cases,
     "values": _Reader.values,
 }

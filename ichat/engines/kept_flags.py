@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 import ichat
-from ichat.config.own_secret import state_base
+from ichat.config.own_secret import private, state_base
 from ichat.engines.flag_list import EngineFlag
 
 KEPT_MAX = 32
@@ -110,7 +110,7 @@ def keep(interpreter: Interpreter, kept: KeptFlags) -> None:
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        with open(new, "w", opener=private) as file:
             json.dump(value, file)
         os.replace(new, path)
         entries = sorted(path.parent.iterdir(), key=_changed_at)

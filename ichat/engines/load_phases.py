@@ -172,11 +172,11 @@ class LoadTracker:
         return one is not None and one.phase == self.phase and one.begins.search(line) is not None
 
 
-def hub_cache(environment: Mapping[str, str]) -> pathlib.Path:
+def hub_cache(environment: Mapping[str, str]) -> str:
     """Return the directory in which `huggingface_hub` keeps models, by the same variables."""
-    home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    home = environment.get("HF_HOME") or os.path.join(home, "huggingface")
-    return pathlib.Path(environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    home = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
+    return os.path.expanduser(cache or os.path.join(home, "hub"))
 
 
 def downloaded(model: str, cache: pathlib.Path, now: float) -> str:

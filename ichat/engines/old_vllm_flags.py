@@ -105,13 +105,6 @@ def _optimization(flag: Flag, line: CommandLine) -> Outcome | None:
     )
 
 
-@RULES.of("--enable-reasoning")
-def _reasoning(_: Flag, line: CommandLine) -> Outcome:
-    if line.has("--reasoning-parser"):
-        return Replacement((), "--reasoning-parser alone turns it on now")
-    return Refusal("the parser of the model's reasoning must be named now: --reasoning-parser NAME")
-
-
 @RULES.of("--override-pooler-config")
 def _pooler(flag: Flag, _: CommandLine) -> Outcome:
     old = mapping(single_value(flag))

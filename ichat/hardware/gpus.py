@@ -115,7 +115,7 @@ class GpuReader:
         if driver is None or not self._turn.acquire(timeout=self._read_s):
             return None
         try:
-            return read(driver)
+            return driver.use(read)
         finally:
             self._turn.release()
 
@@ -159,33 +159,29 @@ class _Driver:
         self._read_s, self._deadline = read_s, time.monotonic() + read_s
         self._why = ""
 
-    def read(self) -> list[Gpu] | None:
-        """Return every GPU in the order of the PCI bus."""
+    def use(self, read: "Callable[[_Driver], _Read | None]") -> "_Read | None":
+        """Return the result of a reading; None if NVML does not begin."""
         try:
             self._nvml.nvmlInit()
         except self._errors:
             return None
         try:
-            count = self._ask("nvmlDeviceGetCount")
-            if count is None:
-                return None
-            return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+            return read(self)
         finally:
             with contextlib.suppress(*self._errors):
                 self._nvml.nvmlShutdown()
 
+    def read(self) -> list[Gpu] | None:
+        """Return every GPU in the order of the PCI bus."""
+        count = self._ask("nvmlDeviceGetCount")
+        if count is None:
+            return None
+        return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+
     def read_versions(self) -> tuple[str, tuple[int, int]] | None:
         """Return the version of the driver, and that of CUDA."""
-        try:
-            self._nvml.nvmlInit()
-        except self._errors:
-            return None
-        try:
-            version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
-            return None if cuda is None else (_text(version), (cuda // 1000, cuda % 1000 // 10))
-        finally:
-            with contextlib.suppress(*self._errors):
-                self._nvml.nvmlShutdown()
+        version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
+        return None if cuda is None else (_text(version), (cuda // 1000, cuda % 1000 // 10))
 
     def _ask(self, call: str, *args: Any) -> Any:
         if time.monotonic() > self._deadline:

@@ -6,14 +6,11 @@ from operator import attrgetter
 
 import attrs
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ichat.observability.prometheus_families import (
     Histogram,
-    counter_family,
-    gauge_family,
-    histogram_family_by_model,
-    labelled_counter,
+    family,
+    histogram_family,
 )
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.prefix_chain import PrefixChain
@@ -28,8 +25,8 @@ _HOLDERS = (0, 1, 2, 3, 4)
 class SeriesTable:
     """A counter with labels, of which the first two are an alias and a model of the configuration."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name, self._text, self._labels = name, text, labels
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.series: dict[tuple[str, ...], int] = {}
 
     def __repr__(self) -> str:
@@ -44,23 +41,15 @@ class SeriesTable:
 
     def family(self) -> Metric:
         """Return the family with the current counts."""
-        return labelled_counter(self._name, self._text, self._labels, self.series)
+        return family(self._name, self.series)
 
 
 class AliasCounts:
     """Requests for names that stand for models: which model answered, and why others did not."""
 
     def __init__(self) -> None:
-        self._requests = SeriesTable(
-            "ichat_alias_requests",
-            "Requests for names that stand for models, by the model that answered or was asked last.",
-            ("alias", "model"),
-        )
-        self._passed = SeriesTable(
-            "ichat_alias_fallbacks",
-            "How often a request went on from a model to the next one of its name, by the reason.",
-            ("alias", "model", "reason"),
-        )
+        self._requests = SeriesTable("ichat_alias_requests")
+        self._passed = SeriesTable("ichat_alias_fallbacks")
 
     def __repr__(self) -> str:
         return f"<AliasCounts {self._requests!r}>"
@@ -81,11 +70,7 @@ class ShadowCounts:
     """Copies for shadows: their results, their durations, and their tokens."""
 
     def __init__(self) -> None:
-        self._copies = SeriesTable(
-            "ichat_shadow_requests",
-            "Copies of requests for a shadow, by the status of the response, or why there is none.",
-            ("alias", "model", "result"),
-        )
+        self._copies = SeriesTable("ichat_shadow_requests")
         self._seconds: dict[str, Histogram] = {}
         self._tokens: dict[str, int] = {}
 
@@ -108,10 +93,8 @@ class ShadowCounts:
         if not self._copies.series:
             return
         yield self._copies.family()
-        yield histogram_family_by_model(
-            "ichat_shadow_seconds", "From the start of a copy to the end of its response.", list(self._seconds.items())
-        )
-        yield counter_family("ichat_shadow_tokens", "Tokens of copies, where responses say it.", "model", self._tokens)
+        yield histogram_family("ichat_shadow_seconds", list(self._seconds.items()))
+        yield family("ichat_shadow_tokens", self._tokens)
 
 
 @attrs.define(eq=False)
@@ -139,16 +122,10 @@ class LoadCounts:
 
     def families(self, is_loaded: Mapping[str, bool]) -> Iterable[Metric]:
         """Return the families; `is_loaded` has the models of on-demand workers, and whether one of each is ready."""
-        text = "Loads of models, by why they were begun and how they ended."
-        yield labelled_counter("ichat_model_loads", text, ("model", "reason", "result"), self.loads)
-        yield histogram_family_by_model(
-            "ichat_model_load_seconds", "From the start of a load to the model's readiness.", list(self.seconds.items())
-        )
-        yield CounterMetricFamily("ichat_swaps", "Workers that were evicted to make room for another one.", self.swaps)
-        yield gauge_family(
-            "ichat_model_loaded", "1 for a model of on-demand workers that is loaded, 0 for one that is not.", "model",
-            {model: float(loaded) for model, loaded in is_loaded.items()},
-        )  # fmt: skip
+        yield family("ichat_model_loads", self.loads)
+        yield histogram_family("ichat_model_load_seconds", list(self.seconds.items()))
+        yield family("ichat_swaps", self.swaps)
+        yield family("ichat_model_loaded", {model: float(loaded) for model, loaded in is_loaded.items()})
 
 
 @attrs.define(eq=False)
@@ -171,35 +148,18 @@ class PrefixCounts:
         self.holders.add(prefix.holders)
 
 
-_PREFIX_COUNTERS = (
-    (
-        "ichat_prefix_spills",
-        "Requests that went elsewhere than to an endpoint that held the most.",
-        attrgetter("spills"),
-    ),
-    (
-        "ichat_prefix_corrections",
-        "Responses that showed that far less was cached than was believed.",
-        attrgetter("wrong"),
-    ),
-    (
-        "ichat_prefix_reported_evictions",
-        "Beginnings of prompts that a worker reported as gone from its cache.",
-        attrgetter("evicted"),
-    ),
-)
+_PREFIX_COUNTERS = {
+    "ichat_prefix_spills": attrgetter("spills"),
+    "ichat_prefix_corrections": attrgetter("wrong"),
+    "ichat_prefix_reported_evictions": attrgetter("evicted"),
+}
 
 
 def prefix_families(found: Sequence[tuple[str, PrefixCounts]], entries: int) -> Iterable[Metric]:
     """Return the families of where requests with a common beginning went, of models with several endpoints."""
-    yield GaugeMetricFamily("ichat_prefix_entries", "Beginnings of prompts that are remembered.", entries)
-    text = "Bytes of prompts: `matched` were believed to be in the cache of the endpoint that was chosen."
+    yield family("ichat_prefix_entries", entries)
     sizes = [(model, (("matched", one.matched_bytes), ("all", one.all_bytes))) for model, one in found]
-    series = {(model, kind): size for model, of_kinds in sizes for kind, size in of_kinds}
-    yield labelled_counter("ichat_prefix_bytes", text, ("model", "kind"), series)
-    for name, text, number_of in _PREFIX_COUNTERS:
-        yield counter_family(name, text, "model", {model: number_of(counts) for model, counts in found})
-    yield histogram_family_by_model(
-        "ichat_prefix_holders", "How many endpoints were believed to hold a part of a request's prompt.",
-        [(model, counts.holders) for model, counts in found],
-    )  # fmt: skip
+    yield family("ichat_prefix_bytes", {(model, kind): size for model, of_kinds in sizes for kind, size in of_kinds})
+    for name, number_of in _PREFIX_COUNTERS.items():
+        yield family(name, {model: number_of(counts) for model, counts in found})
+    yield histogram_family("ichat_prefix_holders", [(model, counts.holders) for model, counts in found])

@@ -7,16 +7,14 @@ from typing import get_args
 import attrs
 import trio
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import State, WorkerRecord
 from ichat.hardware.machines import MachineReport, machines_of
 from ichat.observability.exposition import Families
 from ichat.observability.prometheus_families import (
-    counter_family,
     families_of,
-    gauge_family,
+    family,
     gpu_families_in_parts,
 )
 from ichat.observability.request_record import OTHER
@@ -92,19 +90,16 @@ class FleetMetrics:
 
     def _worker_families(self, workers: Sequence[WorkerRecord], totals: _Totals, now: float) -> Iterable[Metric]:
         """Return the families of some workers' state, and add them to the totals."""
-        states = GaugeMetricFamily(
-            "ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state")
-        )
+        states = dict[tuple[str, ...], float]()
         endpoints = dict[str, Endpoint]()
         for worker in workers:
             state, endpoint = self._registry.state(worker), self._registry.endpoint_of(worker)
-            states.add_metric((worker.id, worker.names[0] if worker.names else "", state), 1)
+            states[worker.id, worker.names[0] if worker.names else "", state] = 1
             totals.add(worker, state, serves=state == "ready" and (endpoint is None or _can_serve(endpoint, now)))
             if endpoint is not None:
                 endpoints[worker.id] = endpoint
-        yield states
-        restarts = {one.id: one.restarts for one in workers}
-        yield counter_family("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+        yield family("ichat_worker_state", states)
+        yield family("ichat_worker_restarts", {one.id: one.restarts for one in workers})
         yield from _endpoint_families(endpoints, now)
 
     def _state_families(self, totals: _Totals, now: float) -> Iterable[Metric]:
@@ -113,28 +108,21 @@ class FleetMetrics:
         queued = {name: balancer.waiting_for(name) for name in ready}
         if elsewhere := balancer.waiting - sum(queued.values()):
             queued[OTHER] = queued.get(OTHER, 0) + elsewhere
-        yield gauge_family("ichat_requests_queued", "Requests that wait for room at a worker.", "model", queued)
-        yield gauge_family(
-            "ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", ready
-        )
-        yield gauge_family("ichat_model_starting", "Workers that start or load, by each model.", "model", totals.coming)
+        yield family("ichat_requests_queued", queued)
+        yield family("ichat_model_endpoints", ready)
+        yield family("ichat_model_starting", totals.coming)
         routes = [endpoint for endpoints in self._registry.external.values() for endpoint in endpoints]
         yield from _endpoint_families({route.id.decode(): route for route in routes}, now)
-        states = {**dict.fromkeys(STATES, 0), **totals.states}
-        yield gauge_family("ichat_workers", "Workers, by state.", "state", states)
+        yield family("ichat_workers", {**dict.fromkeys(STATES, 0), **totals.states})
         yield from gpu_families_in_parts(machines_of(self._own_machine(), self._registry.machines()))
 
 
 def _endpoint_families(endpoints: Mapping[str, Endpoint], now: float) -> Iterable[Metric]:
     """Return the families of circuits and health checks, by the names of workers and routes."""
-    yield gauge_family(
-        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
-        "worker", {name: CIRCUITS[one.circuit.state(now)] for name, one in endpoints.items()},
-    )  # fmt: skip
+    yield family("ichat_circuit_open", {name: CIRCUITS[one.circuit.state(now)] for name, one in endpoints.items()})
     checked = {name: one for name, one in endpoints.items() if one.probe_failures is not None}
     if checked:
-        ill = {name: float(bool(one.health_failure)) for name, one in checked.items()}
-        yield gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", ill)
+        yield family("ichat_health_failed", {name: float(bool(one.health_failure)) for name, one in checked.items()})
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:

@@ -4,12 +4,12 @@ Requests are counted in plain numbers and lists, since that is cheap.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import attrs
 import trio
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ichat import __version__
 from ichat.fleet.registry import Registry
@@ -22,13 +22,10 @@ from ichat.observability.history import ModelTraffic, errors_in
 from ichat.observability.prometheus_families import (
     Histogram,
     TokenCounts,
-    counter_family,
     families_of,
+    family,
     gap_family,
-    gauge_family,
     histogram_family,
-    histogram_family_by_model,
-    labelled_counter,
     token_family,
 )
 from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
@@ -63,6 +60,14 @@ class _Counts:
     """None: there were none, as with a single endpoint."""
     gone_at: float | None = None
     """When a scrape first found that no worker or route has this model."""
+
+
+_OF_MODELS: Mapping[str, Callable[[_Counts], Histogram]] = {
+    "ichat_time_to_first_byte_seconds": attrgetter("first_byte"),
+    "ichat_request_duration_seconds": attrgetter("duration"),
+    "ichat_queue_seconds": attrgetter("queue"),
+}
+"""The histograms of each model."""
 
 
 @attrs.define(eq=False)
@@ -268,62 +273,30 @@ class Metrics:
 
     def _families(self) -> Iterable[Metric]:
         """Make families of the counts."""
-        yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", self._in_flight)
+        yield family("ichat_requests_in_flight", self._in_flight)
         models = list(self._models.items())
         by_model = [("", self._without_model), *((model, counts.requests) for model, counts in models)]
-        yield labelled_counter(
+        yield family(
             "ichat_requests",
-            "Requests to models, by how they ended (499: the client left); without a model: to one that there is not.",
-            ("model", "route", "status"),
             {(model, route, str(status)): n for model, ended in by_model for (route, status), n in list(ended.items())},
         )
-        yield token_family(
-            "ichat_tokens", "Tokens that requests used; the cached ones are some of the input.", "model",
-            [(model, counts.tokens) for model, counts in models],
-        )  # fmt: skip
-        yield histogram_family_by_model(
-            "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",
-            [(model, counts.first_byte) for model, counts in models],
-        )  # fmt: skip
-        yield histogram_family_by_model(
-            "ichat_request_duration_seconds", "From a request's arrival to its end, of those that were answered.",
-            [(model, counts.duration) for model, counts in models],
-        )  # fmt: skip
-        yield histogram_family_by_model(
-            "ichat_queue_seconds", "Waiting for room at a worker; 0 for requests that did not have to.",
-            [(model, counts.queue) for model, counts in models],
-        )  # fmt: skip
+        yield token_family("ichat_tokens", [(model, counts.tokens) for model, counts in models])
+        for name, spread_of in _OF_MODELS.items():
+            yield histogram_family(name, [(model, spread_of(counts)) for model, counts in models])
         yield from prefix_families(
             [(model, counts.prefixes) for model, counts in models if counts.prefixes], len(self._balancer.prefixes)
         )
         yield from self._aliases.families()
         yield from self.shadows.families()
         yield gap_family([(model, counts.gaps) for model, counts in models])
-        yield histogram_family(
-            "ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead
-        )
-        yield histogram_family("ichat_event_loop_delay_seconds", "How late the event loop is.", self._loop_delay)
-        yield counter_family(
-            "ichat_refusals", "Errors that the gateway itself made, by their codes or by the limit that was reached.",
-            "reason", self._refusals,
-        )  # fmt: skip
+        yield histogram_family("ichat_overhead_seconds", self._overhead)
+        yield histogram_family("ichat_event_loop_delay_seconds", self._loop_delay)
+        yield family("ichat_refusals", self._refusals)
         keys = list(self._keys.items())
-        yield counter_family(
-            "ichat_key_requests", "Requests to models, by the client's key.", "key",
-            {name: counts.requests for name, counts in keys},
-        )  # fmt: skip
-        yield counter_family(
-            "ichat_key_refusals", "Errors that the gateway itself made, by the client's key.", "key",
-            {name: counts.refusals for name, counts in keys},
-        )  # fmt: skip
-        yield token_family(
-            "ichat_key_tokens", "Tokens that requests used, by the client's key; cached ones are input, too.", "key",
-            [(name, counts.tokens) for name, counts in keys],
-        )  # fmt: skip
-        yield counter_family(
-            "ichat_requests_cancelled", "Requests to models whose client left, by how far they were.",
-            "phase", self._cancelled,
-        )  # fmt: skip
-        yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
-        yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
-        yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
+        yield family("ichat_key_requests", {name: counts.requests for name, counts in keys})
+        yield family("ichat_key_refusals", {name: counts.refusals for name, counts in keys})
+        yield token_family("ichat_key_tokens", [(name, counts.tokens) for name, counts in keys])
+        yield family("ichat_requests_cancelled", self._cancelled)
+        yield family("ichat_relay_bytes", self._bytes)
+        yield family("ichat_relay_chunks", self._chunks)
+        yield family("ichat_build_info", {__version__: 1})

@@ -1,14 +1,17 @@
 """Prometheus' families, made of the gateway's counts and of its state at a given moment."""
 
+import functools
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import attrs
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from ichat.config.package_data import read_toml
 from ichat.hardware.machines import MachineView
 from ichat.http.body_mover import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
@@ -18,6 +21,11 @@ MACHINES_AT_ONCE = 16
 """How many machines' GPUs are looked at in a step."""
 GPUS_SHOWN_MAX = 4096
 """After this many GPUs no more machines are shown: workers that joined may report any number."""
+_MAKERS = {"gauges": GaugeMetricFamily, "counters": CounterMetricFamily, "histograms": HistogramMetricFamily}
+_OF_GPUS = (
+    "info", "failed", "utilization_ratio", "memory_used_bytes", "memory_total_bytes", "memory_worker_bytes",
+)  # fmt: skip
+"""The ends of the names of the families of GPUs."""
 _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
@@ -64,84 +72,66 @@ def gpu_families_in_parts(machines: Iterator[MachineView]) -> Iterable[Metric]:
 
 def gpu_families(machines: Iterable[MachineView]) -> Iterable[Metric]:
     """Return families of GPUs, each GPU once; memory held by workers is a part of the used memory, by another name."""
-    labels = ("machine", "gpu")
-    info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
-    failed = GaugeMetricFamily("ichat_gpu_failed", "1 for one that does not answer.", labels=labels)
-    use = GaugeMetricFamily(
-        "ichat_gpu_utilization_ratio", "Share of the last moments in which it computed, 0 to 1.", labels=labels
-    )
-    used = GaugeMetricFamily("ichat_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=labels)
-    total = GaugeMetricFamily("ichat_gpu_memory_total_bytes", "All of its memory.", labels=labels)
-    held = GaugeMetricFamily(
-        "ichat_gpu_memory_worker_bytes", "Of the memory in use, what a worker's processes hold.",
-        labels=(*labels, "worker"),
-    )  # fmt: skip
+    found: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_GPUS}
     for machine in machines:
         for seen in machine.gpus or ():
             gpu, of_it = seen.gpu, (machine.name, seen.label)
-            info.add_metric((*of_it, gpu.uuid, gpu.name), 1)
-            failed.add_metric(of_it, bool(gpu.failure))
-            for family, value in ((use, gpu.use), (used, gpu.memory_used_bytes), (total, gpu.memory_total_bytes)):
+            found["info"][(*of_it, gpu.uuid, gpu.name)] = 1
+            numbers = (float(bool(gpu.failure)), gpu.use, gpu.memory_used_bytes, gpu.memory_total_bytes)
+            for name, value in zip(_OF_GPUS[1:5], numbers, strict=True):
                 if value is not None:
-                    family.add_metric(of_it, value)
-            for worker, size in seen.held.items():
-                held.add_metric((*of_it, worker), size)
-    return [family for family in (info, failed, use, used, total, held) if family.samples]
+                    found[name][of_it] = value
+            found["memory_worker_bytes"].update({(*of_it, worker): size for worker, size in seen.held.items()})
+    return [family(f"ichat_gpu_{name}", values) for name, values in found.items() if values]
 
 
-def gauge_family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Return a gauge with a single label."""
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for value, number in values.items():
-        family.add_metric((value,), number)
-    return family
+@functools.cache
+def _described(name: str) -> tuple[Callable[..., Any], Sequence[str], str]:
+    """Return how a family of this name in `metrics.toml` is made, its labels, and its help."""
+    for kind, tables in read_toml("ichat.observability", "metrics.toml").items():
+        if name in tables:
+            return _MAKERS[kind], tables[name].get("labels", "").split(), tables[name]["help"]
+    raise KeyError(name)
 
 
-def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    """Return a counter with a single label."""
-    return labelled_counter(name, text, [label], {(value,): number for value, number in list(values.items())})
+def family(name: str, values: float | Mapping[str, float] | Mapping[tuple[str, ...], float]) -> Metric:
+    """Return the gauge or counter of this name in `metrics.toml`.
+
+    `values` is a number if there are no labels; else numbers by the value of the label, or by tuples of several values.
+    """
+    make, labels, text = _described(name)
+    found = make(name, text, labels=labels)
+    series: Iterable[tuple[Any, float]] = [((), values)] if isinstance(values, int | float) else list(values.items())
+    for key, number in series:
+        found.add_metric((key,) if isinstance(key, str) else key, number)
+    return found
 
 
-def labelled_counter(name: str, text: str, labels: Sequence[str], series: Mapping[tuple[str, ...], int]) -> Metric:
-    """Return a counter with several labels."""
-    family = CounterMetricFamily(name, text, labels=labels)
-    for key, count in list(series.items()):
-        family.add_metric(key, count)
-    return family
-
-
-def token_family(name: str, text: str, label: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric:
-    """Return a counter of tokens with a label besides their direction."""
-    series = {
+def token_family(name: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric:
+    """Return a counter of tokens; its second label is their direction."""
+    return family(name, {
         (value, direction): getattr(counts, direction)
         for value, counts in values for direction in ("input", "output", "cached")
-    }  # fmt: skip
-    return labelled_counter(name, text, [label, "direction"], series)
+    })  # fmt: skip
 
 
-def histogram_family(name: str, text: str, spread: Histogram) -> Metric:
-    """Return a histogram without labels."""
-    return HistogramMetricFamily(name, text, _buckets(spread.bounds, list(spread.counts)), spread.sum)
-
-
-def histogram_family_by_model(name: str, text: str, spreads: Iterable[tuple[str, Histogram]]) -> Metric:
-    """Return a histogram for each model."""
-    family = HistogramMetricFamily(name, text, labels=["model"])
-    for model, spread in spreads:
-        family.add_metric((model,), _buckets(spread.bounds, list(spread.counts)), spread.sum)
-    return family
+def histogram_family(name: str, spreads: Histogram | Iterable[tuple[str, Histogram]]) -> Metric:
+    """Return the histogram of this name in `metrics.toml`; if it has a label, `spreads` are by its values."""
+    make, labels, text = _described(name)
+    found = make(name, text, labels=labels)
+    for value, spread in [("", spreads)] if isinstance(spreads, Histogram) else spreads:
+        buckets = _buckets(spread.bounds, list(spread.counts))
+        found.add_metric([value] if labels else [], buckets, spread.sum)
+    return found
 
 
 def gap_family(gaps: Iterable[tuple[str, ChunkGapHistogram]]) -> Metric:
     """Return the histogram of the gaps that relays have counted, for each model."""
-    family = HistogramMetricFamily(
-        "ichat_chunk_gap_seconds", "Between two pieces of a stream; the sum is of streams that have ended.",
-        labels=["model"],
-    )  # fmt: skip
-    bounded = len(_GAP_S)
+    make, labels, text = _described("ichat_chunk_gap_seconds")
+    found, bounded = make("ichat_chunk_gap_seconds", text, labels=labels), len(_GAP_S)
     for model, counts in gaps:
-        family.add_metric((model,), _buckets(_GAP_S, [*counts[:bounded], sum(counts[bounded:-1])]), counts[-1])
-    return family
+        found.add_metric((model,), _buckets(_GAP_S, [*counts[:bounded], sum(counts[bounded:-1])]), counts[-1])
+    return found
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:

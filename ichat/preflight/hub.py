@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
+from ichat.engines.load_phases import hub_cache
 from ichat.preflight.model_files import lack_of
 
 HUB_S = 4.0
@@ -83,15 +84,6 @@ def problems_of_hub(facts: HubFacts) -> list[str]:
         "unreachable": f"{absent}, and {place} cannot be reached ({facts.why}): fetch it where it can.",
     }
     return [sentences[facts.answer]] if facts.answer in sentences else []
-
-
-def hub_cache(environment: Mapping[str, str]) -> str:
-    """Return the directory in which the Hugging Face hub's files are kept."""
-    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
-        return os.path.expanduser(cache)
-    base = environment.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    home = environment.get("HF_HOME") or os.path.join(base, "huggingface")
-    return os.path.join(os.path.expanduser(home), "hub")
 
 
 def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> HubFacts | None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from ichat.config.checks import is_key_hash
 from ichat.config.load import read_key
+from ichat.config.own_secret import private
 from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
 from ichat.security.made_keys import MadeKey, MadeKeys, OldSecret
 
@@ -64,7 +65,7 @@ def _read_old(table: dict[str, Any] | None) -> OldSecret | None:
 def save_keys(path: str, made: MadeKeys) -> None:
     """Write all of them; it blocks until the disk has them. Raises OSError."""
     written = f"{path}.new"
-    with open(written, "w", encoding="utf-8", opener=_private) as file:
+    with open(written, "w", encoding="utf-8", opener=private) as file:
         file.write(f'{{"version": {VERSION}, "keys": [')
         # Thousands of keys are not written as a single text.
         file.writelines((",\n" if number else "\n") + one.line for number, one in enumerate(made.by_name.values()))
@@ -77,7 +78,3 @@ def save_keys(path: str, made: MadeKeys) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -21,7 +21,7 @@ import attrs
 import cattrs
 from cattrs.errors import BaseValidationError
 
-from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret
+from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret, private
 from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
@@ -123,7 +123,7 @@ class StateDirectory:
         """Write all of it, atomically; it blocks for a short time. Raises OSError."""
         path = self._known_path()
         written = path.with_suffix(".new")
-        with open(written, "w", encoding="utf-8", opener=_private) as file:  # environments may hold keys
+        with open(written, "w", encoding="utf-8", opener=private) as file:  # environments may hold keys
             started = json.dumps([attrs.asdict(one) for one in known.started])
             times = f'"load_seconds": {json.dumps(known.load_seconds)}, "load_phases": {json.dumps(known.load_phases)}'
             file.write(f'{{"version": {known.version}, {times}, "started": {started}, "heard": [')
@@ -207,10 +207,6 @@ def _usual_path(settings: ServerSettings) -> str | None:
         log.warning("%s cannot be made (%s): nothing is kept for the next start", path, error.strerror or error)
         return None
     return path
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _check_own(path: str) -> None:

@@ -36,15 +36,6 @@ def _one_name(flag: Flag, _: CommandLine) -> Outcome | None:
     )
 
 
-@RULES.of("--max-model-len")
-def _context_length(flag: Flag, _: CommandLine) -> Outcome:
-    """Turn the model's length into digits."""
-    text = single_value(flag)
-    if text.lower() in ("auto", "-1"):
-        return Refusal("SGLang has no length that fits itself to the memory; give a number, or leave it out")
-    return replace_with("--context-length", number(text))
-
-
 @RULES.of("--max-num-batched-tokens")
 def _step_tokens(flag: Flag, line: CommandLine) -> Outcome:
     """Limit the tokens of a step, or of a batch where prompts are not divided."""
@@ -68,16 +59,6 @@ def _cache_tokens(flag: Flag, line: CommandLine) -> Outcome:
     return replace_with(
         "--max-total-tokens", str(whole(single_value(flag)) * size), why=f"SGLang counts tokens, {size} to a block"
     )
-
-
-@RULES.of("--enforce-eager --disable-cuda-graph")
-def _eager(flag: Flag, line: CommandLine) -> Outcome:
-    """Turn CUDA graphs off."""
-    if not is_on(flag):
-        return NOTHING
-    if "--cuda-graph-backend-decode" not in line.options:
-        return replace_with("--disable-cuda-graph")
-    return replace_with("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
 
 
 @RULES.of("--cpu-offload-gb", is_for_native=True)
@@ -122,15 +103,6 @@ def _adapters(flag: Flag, _: CommandLine) -> Outcome:
     return replace_with("--lora-paths", *words, why=why)
 
 
-@RULES.of("--max-loras")
-def _adapters_in_batch(flag: Flag, _: CommandLine) -> Outcome:
-    """Count the model itself, which SGLang does."""
-    count = str(whole(single_value(flag)) + 1)
-    return replace_with(
-        "--max-loras-per-batch", count, why="SGLang counts the model itself as one of them, vLLM does not"
-    )
-
-
 @RULES.of("--max-cpu-loras")
 def _adapters_in_memory(flag: Flag, line: CommandLine) -> Outcome:
     """Keep at least as many adapters in memory as in a batch."""
@@ -154,16 +126,6 @@ def _meeting_address(flag: Flag, line: CommandLine) -> Outcome:
     return replace_with("--dist-init-addr", f"{host}:{port}")
 
 
-@RULES.of("--convert")
-def _pooling(flag: Flag, line: CommandLine) -> Outcome:
-    """Turn pooling on; SGLang reads its kind in the model."""
-    if single_value(flag) in ("auto", "none"):
-        return NOTHING
-    if line.has("--runner"):
-        return Replacement((), "SGLang finds out from the model how it is pooled")
-    return replace_with("--is-embedding", why="SGLang finds out from the model how it is pooled")
-
-
 @RULES.of("--limit-mm-per-prompt")
 def _media_limits(flag: Flag, _: CommandLine) -> Outcome:
     """Translate the inputs allowed in a prompt, from JSON or ``image=2``."""
@@ -182,17 +144,6 @@ def _same_revision(flag: Flag, line: CommandLine) -> Outcome:
     if single_value(flag) == line.value("--revision"):
         return Replacement((), "SGLang takes the tokenizer and the code of the model's --revision")
     return Refusal("SGLang takes the tokenizer and the code of the model's --revision; give the same one there")
-
-
-@RULES.of("--log-level", is_for_native=True)
-def _lower_case(flag: Flag, _: CommandLine) -> Outcome | None:
-    """Write a log level in lower case."""
-    level = single_value(flag)
-    return (
-        None
-        if level == level.lower()
-        else replace_with("--log-level", level.lower(), why="SGLang's levels are in lower case")
-    )
 
 
 @RULES.of("--chat-template", is_for_native=True)

@@ -3,7 +3,7 @@
 import functools
 import json
 
-from ichat.engines.flag_table import FlagRules, read_table, vllm_names
+from ichat.engines.flag_table import FlagRules, read_table
 from ichat.engines.flags import (
     CommandLine,
     Flag,
@@ -33,17 +33,6 @@ def _chunk(flag: Flag, _: CommandLine) -> Outcome:
             "--max-num-batched-tokens", str(tokens), why="vLLM limits the tokens of a step, answers included"
         )
     return replace_with("--no-enable-chunked-prefill", why="vLLM says it so")
-
-
-@RULES.of("--max-prefill-tokens")
-def _prefill(flag: Flag, line: CommandLine) -> Outcome:
-    if line.has("--chunked-prefill-size", "--max-num-batched-tokens"):
-        return Replacement((), "vLLM has one limit for the tokens of a step, which is given as well")
-    return replace_with(
-        "--max-num-batched-tokens",
-        str(whole(single_value(flag))),
-        why="vLLM limits the tokens of a step, answers included",
-    )
 
 
 @RULES.of("--max-total-tokens")
@@ -95,30 +84,11 @@ def _adapters_in_batch(flag: Flag, _: CommandLine) -> Outcome:
     return replace_with("--max-loras", str(count), why="SGLang counts the model itself as one of them, vLLM does not")
 
 
-@RULES.of("--speculative-num-draft-tokens")
-def _draft_tokens(flag: Flag, line: CommandLine) -> Outcome:
-    if line.has("--speculative-num-steps"):
-        return Replacement((), "--speculative-num-steps says how many tokens vLLM drafts")
-    count = whole(single_value(flag)) - 1
-    why = "SGLang counts the token that the draft starts from, vLLM does not"
-    return Replacement([part(_SPECULATIVE, "num_speculative_tokens", value=count)], why)
-
-
 @RULES.of("--speculative-accept-threshold-single --speculative-accept-threshold-acc")
 def _threshold(flag: Flag, _: CommandLine) -> Outcome:
     if fraction(single_value(flag)) >= 1:
         return Replacement((), "it is how vLLM accepts tokens")
     return Refusal("vLLM has no thresholds for draft tokens")
-
-
-@RULES.of("--log-level", is_for_native=True)
-def _capital(flag: Flag, _: CommandLine) -> Outcome | None:
-    level = single_value(flag)
-    return (
-        None
-        if level == level.upper()
-        else replace_with("--log-level", level.upper(), why="vLLM's levels are in capitals")
-    )
 
 
 @RULES.of("--log-config-file", is_for_native=True)
@@ -130,23 +100,6 @@ def _log_config(flag: Flag, line: CommandLine) -> Outcome | None:
         return None
     target = f"{_LOGGING}.pylogging_config_file"
     return Replacement([part(*target.split("."), value=single_value(flag))], f"it is {target}")
-
-
-@RULES.of("--grammar-backend")
-def _grammar(flag: Flag, _: CommandLine) -> Outcome:
-    backend = vllm_names("grammars").get(single_value(flag).lower())
-    if backend is None:
-        return Refusal("vLLM has xgrammar, guidance and outlines (--structured-outputs-config.backend), never none")
-    target = "--structured-outputs-config"
-    return Replacement([part(target, "backend", value=backend)], f"it is {target}.backend")
-
-
-@RULES.of("--speculative-algorithm")
-def _algorithm(flag: Flag, _: CommandLine) -> Outcome:
-    method = vllm_names("methods").get(single_value(flag).lower())
-    if method is None:
-        return Refusal(f"vLLM has no such way to speculate; see {_SPECULATIVE}.method")
-    return Replacement([part(_SPECULATIVE, "method", value=method)], f"it is {_SPECULATIVE}.method")
 
 
 @functools.cache

@@ -4,39 +4,27 @@
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false
 
+import functools
 import importlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ichat.config.package_data import read_toml
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
-_PLACES: Mapping[str, Sequence[str]] = {
-    "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
-    "make_arg_parser": ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
-    "validate_parsed_serve_args": ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
-    "validate_api_server_args": ("vllm.entrypoints.launchers.launcher", "vllm.entrypoints.openai.api_server"),
-    "cli_env_setup": ("vllm.entrypoints.serve.utils.api_utils", "vllm.entrypoints.utils"),
-    "build_async_engine_client": (
-        "vllm.entrypoints.launchers.api_server.entry",
-        "vllm.entrypoints.openai.api_server",
-    ),
-    "build_app": ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server"),
-    "init_app_state": ("vllm.entrypoints.launchers.api_server.app_state", "vllm.entrypoints.openai.api_server"),
-    "ToolParserManager": ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
-    "ReasoningParserManager": ("vllm.reasoning",),
-    "MultiprocExecutor": ("vllm.v1.executor.multiproc_executor",),
-    "CoreEngineProcManager": ("vllm.v1.engine.utils",),
-    "EngineCoreProc": ("vllm.v1.engine.core",),
-    "KVEventsConfig": ("vllm.config.kv_events", "vllm.config"),
-}
-"""The modules in which vLLM has each name, newest first."""
+
+@functools.cache
+def _places() -> Mapping[str, Sequence[str]]:
+    """Return the modules in which vLLM has each name, newest first."""
+    return read_toml("ichat.engines.vllm", "places.toml")
 
 
 def symbol(name: str) -> Any:
     """Return the object of this name, wherever this version of vLLM has it. Raises Exit 69 if it has none."""
-    for place in _PLACES[name]:
+    places = _places()[name]
+    for place in places:
         try:
             module = importlib.import_module(place)
         except ImportError as error:
@@ -47,7 +35,7 @@ def symbol(name: str) -> Any:
             return getattr(module, name)
     import vllm
 
-    raise Exit(EXIT_UNAVAILABLE, f"vLLM {vllm.__version__} has no {name} where it was looked for: {_PLACES[name]}.")
+    raise Exit(EXIT_UNAVAILABLE, f"vLLM {vllm.__version__} has no {name} where it was looked for: {places}.")
 
 
 def call_known(function: Any, known: Mapping[str, Any]) -> Any:

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import trio
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
+from ichat.observability.prometheus_families import family
 from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
@@ -315,14 +315,9 @@ class Ledger:
         """Return the ledger's families for Prometheus."""
         if not self.enabled:
             return
-        yield GaugeMetricFamily(
-            "ichat_usage_store_ok", "Whether the ledger of usage could be written the last time.", self.storage == OK
-        )
-        yield GaugeMetricFamily("ichat_usage_rows_pending", "Rows of usage that are in memory only.", self.rows_pending)
-        yield CounterMetricFamily(
-            "ichat_usage_rows_lost", "Requests in no row of usage, since too many rows waited for the disk.",
-            self.rows_lost,
-        )  # fmt: skip
+        yield family("ichat_usage_store_ok", self.storage == OK)
+        yield family("ichat_usage_rows_pending", self.rows_pending)
+        yield family("ichat_usage_rows_lost", self.rows_lost)
 
 
 def _tokens_of(sums: Sums) -> tuple[int, int, int]:

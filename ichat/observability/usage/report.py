@@ -13,12 +13,9 @@ from ichat.observability.usage.queries import SPANS, UsageQuestion
 from ichat.observability.usage.rows import (
     BUSY_S,
     CACHED,
-    ERRORS,
-    ESTIMATED,
     INPUT,
     MINUTE_S,
     OUTPUT,
-    REQUESTS,
     Groups,
     Sums,
     UsageGroup,
@@ -92,16 +89,8 @@ def _label(name: str, group: UsageGroup) -> str:
 
 
 def _counts(sums: Sums, cost: float | None) -> dict[str, Any]:
-    return {
-        "requests": int(sums[REQUESTS]),
-        "errors": int(sums[ERRORS]),
-        "input_tokens": int(sums[INPUT]),
-        "output_tokens": int(sums[OUTPUT]),
-        "cached_tokens": int(sums[CACHED]),
-        "estimated_tokens": int(sums[ESTIMATED]),
-        "busy_s": round(sums[BUSY_S], 3),
-        "cost": None if cost is None else round(cost, 6),
-    }
+    whole = dict(zip(COUNTED, map(int, sums[:BUSY_S]), strict=False))
+    return {**whole, "busy_s": round(sums[BUSY_S], 3), "cost": None if cost is None else round(cost, 6)}
 
 
 def _plus(cost: float | None, more: float | None) -> float | None:

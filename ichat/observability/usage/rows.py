@@ -14,7 +14,8 @@ Sums = list[float]
 MinuteRows = MutableMapping[tuple[int, Series], Sums]
 """By the minute since 1970, and the series."""
 
-REQUESTS, ERRORS, INPUT, OUTPUT, CACHED, ESTIMATED, BUSY_S = range(7)
+INPUT, OUTPUT, CACHED, BUSY_S = 2, 3, 4, 6
+"""The places of some of the sums."""
 
 
 class UsageGroup(NamedTuple):
