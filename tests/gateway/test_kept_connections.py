@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.lowlevel
 from support.peers import code_of, until
+from support.programs import LIMIT_S
 
 from ichat.engines.engine_loop import EngineTimes
 from ichat.engines.kept import REQUEST_BYTES_MAX
@@ -182,7 +183,7 @@ async def test_a_drain_does_not_wait_for_idle_connections(worker, connect):
     await busy.send(post(body=b'{"stream": true, "events": 20, "gap_s": 0.01}'))
     await until(lambda: rig.host.in_flight == 1)
     rig.host.give_back_connections()
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await rig.door.drain()
     status, _, body = await busy.response()
     assert (status, body.count(b"data: ")) == (200, 21)
@@ -194,7 +195,7 @@ async def test_the_engines_end_gives_connections_back(worker):
     """The next request is answered by Trio, with the reason."""
     rig, client, _ = worker
     rig.engine.dead = "killed by a test"
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await rig.host.ended.wait()
     status, _, body = await client.ask()
     assert (status, code_of(body)) == (503, "engine_dead")

@@ -17,6 +17,7 @@ from typing import get_args
 
 import pytest
 import trustme
+from support.deployments import free_port
 from support.programs import LIMIT_S, ROOT, Program, ichat
 from support.terminals import Pty
 
@@ -1292,9 +1293,7 @@ def test_small_words():
 
 def test_with_a_real_gateway(run, tmp_path, monkeypatch):
     """The commands whose routes every gateway has, from its own configuration."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "ichat.toml"
     config.write_text(
         f'[server_settings]\nport = {port}\n[[managed_workers]]\nmodel_name = "org/m"\nmodel_path = "/m"\nbackend = "fake"\n'

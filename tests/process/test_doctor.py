@@ -21,6 +21,7 @@ import psutil
 import pytest
 import trio
 import trustme
+from support.deployments import free_port
 from support.nvml import GIB, Nvml
 from support.programs import LIMIT_S, ROOT, ichat
 
@@ -62,12 +63,6 @@ def site(tmp_path, monkeypatch):
         return path
 
     return write
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -87,7 +87,8 @@ def test_launch_watch_and_stop(operate):
     assert operate.program.state("new-0") is None
     launched = json.loads(operate("launch", "/m", "--backend", "fake", "--model-name", "x", "--fail", "--json"))
     assert launched["worker_id"] == "x-0"
-    operate.program.until(lambda: operate.program.state("x-0") == "restarting")
+    operate.program.until(lambda: operate.program.get("/v1/admin/workers/x-0")[1]["cause"])
+    assert operate.program.state("x-0") == "restarting"
     assert "no such weights" in operate("workers")
 
 

@@ -16,6 +16,7 @@ import attrs
 import psutil
 import pytest
 import trio
+from support.deployments import free_port
 from support.nvml import GIB, Nvml, NVMLError, NVMLLibraryMismatchError
 from support.programs import LIMIT_S
 
@@ -388,8 +389,8 @@ def script(path, text):
 
 def test_the_program_that_listens_on_a_port_is_named():
     """The program that listens is named; a free port, and none in particular, are free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         facts = facts_of(port=port)
         assert (facts.port, facts.port_holders) == ("taken", [Holder(os.getpid(), psutil.Process().name())])
         assert facts_of(port=port, host="0.0.0.0").port == "taken"
