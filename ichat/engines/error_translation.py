@@ -16,6 +16,7 @@ from ichat import error_shapes
 from ichat.engines.context_length import restated
 from ichat.error_shapes import ANTHROPIC_STATUSES, anthropic_kind
 from ichat.errors import CONTEXT_LENGTH_EXCEEDED
+from ichat.protocol.json_text import object_in
 
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
 """The first 14 bytes of the engines' own error events."""
@@ -84,11 +85,7 @@ def error_event(path: bytes, event: bytes) -> bytes:
     """
     first, _, rest = bytes(event).partition(b"\n\n")
     data = first[first.find(b"data: ") + len(b"data: ") :]
-    try:
-        found: object = json.loads(data)
-    except (ValueError, RecursionError):
-        return event
-    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    error = object_in(data).get("error")
     if not isinstance(error, dict):
         return event
     error = cast("dict[str, object]", error)
