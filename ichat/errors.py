@@ -44,7 +44,7 @@ class Exit(Exception):
         self.code = code
 
 
-def _kind_of(status: int) -> str:
+def kind_of(status: int) -> str:
     """Return the type of most errors of a status."""
     return "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
 
@@ -72,7 +72,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
-        self.kind = kind or _kind_of(status)
+        self.kind = kind or kind_of(status)
         self.param, self.allow, self.limit = param, allow, limit
         self.retry_after_s, self.retry = retry_after_s, retry
 

@@ -1,6 +1,6 @@
 """How an object hears of another's changes: its functions are called, or a task of it waits for the next news."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, ParamSpec
 
 import trio
@@ -45,3 +45,15 @@ class Listeners(Generic[_News]):
             await heard.wait()
         finally:
             self.remove(hear)
+
+
+async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Wait until the first of these returns, and cancel the others."""
+
+    async def run(wait: Callable[[], Awaitable[object]]) -> None:
+        await wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for wait in waits:
+            nursery.start_soon(run, wait)

@@ -46,17 +46,16 @@ class ConfigState:
     errors: Sequence[str] = ()
     """The mistakes of a refused file, each in a sentence."""
 
+    def families(self) -> Iterator[Metric]:
+        """Return the metrics of whether the file is refused."""
+        is_refused = self.state == "refused"
+        yield family("ichat_config_refused", is_refused)
+        yield family("ichat_config_refused_since_seconds", self.since if is_refused else 0.0)
+        yield family("ichat_config_in_force_since_seconds", self.in_force_since)
+
 
 def mistakes_in(text: str) -> list[str]:
     """Return the mistakes that a message about a file lists, or else the message itself."""
     first, *others = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     left = len(others) - ERRORS_MAX
     return [*others[:ERRORS_MAX], *([f"and {left} more"] if left > 0 else [])] or [first]
-
-
-def families_of(config: ConfigState) -> Iterator[Metric]:
-    """Return the metrics of whether the file is refused."""
-    is_refused = config.state == "refused"
-    yield family("ichat_config_refused", is_refused)
-    yield family("ichat_config_refused_since_seconds", config.since if is_refused else 0.0)
-    yield family("ichat_config_in_force_since_seconds", config.in_force_since)

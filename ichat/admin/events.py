@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
 from ichat.admin.config_state import ConfigState
-from ichat.admin.lists import Pieces, joined, to_json
+from ichat.admin.lists import Pieces, joined, summary_of, to_json
 from ichat.admin.overview import Overview
 from ichat.http import sse
 from ichat.observability.history import Sample
@@ -197,10 +197,6 @@ class EventStreams:
         """Send all followers that another configuration is in force."""
         self.send_to_all("reloaded", {"summary": summary, "at": round(time.time(), 3)})
 
-    def send_config(self, config: ConfigState) -> None:
-        """Send all followers how the configuration file compares with the configuration in force."""
-        self.send_to_all("config", config)
-
     async def run_forever(self) -> NoReturn:
         """Send changes while there are followers."""
         while True:
@@ -275,7 +271,7 @@ class EventStreams:
 
     def _read_workers(self) -> Iterator["_Marked"]:
         for worker in self._overview.registry:
-            view = self._overview.worker(worker)
+            view = summary_of(self._overview.registry, worker)
             yield _Marked(worker.id, view, marks_of_worker(view, worker))
 
     def _read_models(self) -> Iterator["_Marked"]:

@@ -53,9 +53,6 @@ class OpenRoutes:
         self._settings = settings
         self._document = document
 
-    def __repr__(self) -> str:
-        return "<OpenRoutes>"
-
     def __call__(self, request: Request) -> OwnResponse:
         """Return the answer to a GET or HEAD of one of these routes. Raises ApiError 404."""
         path = request.path

@@ -9,10 +9,8 @@ import trio
 
 import ichat
 from ichat.admin import views
-from ichat.admin.lists import summary_of
 from ichat.fleet.registry import Registry
-from ichat.fleet.views import WorkerSummary, load_of
-from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.views import load_of
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.requests_in_flight import RequestsInFlight
@@ -40,10 +38,6 @@ class Overview:
         """Return the gateway's process."""
         uptime_s = round(time.time() - self.started_at, 3)
         return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s)
-
-    def worker(self, worker: WorkerRecord) -> WorkerSummary:
-        """Return a worker as lists show it."""
-        return summary_of(self.registry, worker)
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""

@@ -5,14 +5,13 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn, Protocol
 
 import attrs
 import trio
-from prometheus_client import Metric
 
-from ichat.admin.config_state import ConfigInForce, ConfigState, families_of, mistakes_in
+from ichat.admin.config_state import ConfigInForce, ConfigState, mistakes_in
 from ichat.admin.setting_changes import steps_of_settings
 from ichat.admin.views import ReloadResult
 from ichat.config import load as configuration
@@ -125,10 +124,6 @@ class Reloader:
     def path(self) -> pathlib.Path | None:
         """The file that the configuration is from; None: it is from no file."""
         return self._path
-
-    def families(self) -> Iterable[Metric]:
-        """Return the metrics of the file."""
-        return families_of(self.state)
 
     async def read_state(self) -> ConfigState:
         """Look at the file, and return whether it is in force."""

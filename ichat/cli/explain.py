@@ -1,42 +1,25 @@
 """Where a request would go now, and why: `explain`. Nothing is sent to any worker."""
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from ichat.cli.client import Api, JsonReply
 from ichat.cli.json_values import Json, object_of, objects_of, parse_object
 from ichat.cli.screen import Screen, duration, one_line
+from ichat.config.package_data import read_toml
 from ichat.errors import EXIT_USAGE, Exit
 
 ROUTE = "/v1/admin/route"
-_RULES: Mapping[str, tuple[str, str]] = {
-    "only": ("keeps the response that it continues", "it keeps the response that this request continues"),
-    "session": ("the session's own", "the session belongs there, whatever the prompt and the load"),
-    "single": ("the only one that can take it", "no other can take it now"),
-    "prefix": (
-        "longest cached prefix",
-        "its cache should have {matched} of the prompt's {length} bytes, and no other's has more",
-    ),
-    "spill": (
-        "less to do than the one with the longest cached prefix",
-        "another's cache should have {deepest} of the prompt's {length} bytes, but that one has had more to do",
-    ),
-    "least_loaded": ("fewest requests", "it has the fewest requests"),
-    "power_of_two": (
-        "the less busy of two at random",
-        "of two at random it has fewer requests, so the next one may go elsewhere",
-    ),
-    "round_robin": ("its turn", "it is its turn, since its last request began longest ago"),
-    "random": ("at random", "it was drawn at random, and the next one may go elsewhere"),
-}
-"""Why an endpoint gets the request, by the rules: in few words, and in a sentence."""
-_ENDS: Mapping[str, str] = {
-    "queued": "waits",
-    "queue_full": "is refused (429)",
-    "loading": "waits while the model is loaded",
-}
+
+
+@functools.cache
+def _words() -> Mapping[str, Any]:
+    """Return the table `explain.toml`."""
+    return read_toml("ichat.cli", "explain.toml")
 
 
 def add_explain_flags(usage: argparse.ArgumentParser) -> None:
@@ -116,8 +99,8 @@ def verdict_of(view: Json) -> str:
     """Return where the request goes in a single line, with the reason in few words."""
     rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
     if chosen is None:
-        return one_line(f"→ no worker now: it {_ENDS.get(rule, 'is refused (503)')}")
-    words, _ = _RULES.get(rule, (rule, ""))
+        return one_line(f"→ no worker now: it {_words()['ends'].get(rule, 'is refused (503)')}")
+    words = str(_words()["rules"].get(rule, {"short": rule})["short"])
     if rule == "prefix":
         words += f", {_grouped(prefix.get('matched'))} of {_grouped(prefix.get('length'))} bytes"
     return one_line(f"→ {chosen} ({words})")
@@ -132,9 +115,10 @@ def sentence_of(view: Json) -> str:
     """Return in a sentence where the request goes, and by which rule."""
     rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
     if chosen is None:
-        return one_line(f"It {_ENDS.get(rule, 'is refused (503)')}: {view.get('reason')}.")
+        return one_line(f"It {_words()['ends'].get(rule, 'is refused (503)')}: {view.get('reason')}.")
     numbers = {name: prefix.get(name) for name in ("length", "matched", "deepest")}
-    why = _RULES[rule][1].format(**numbers) if rule in _RULES else f"the rule is {rule}"
+    known = _words()["rules"].get(rule)
+    why = f"the rule is {rule}" if known is None else str(known["sentence"]).format(**numbers)
     if rule == "least_loaded" and prefix:
         why += ", and no cache should have the prompt's beginning"
     return one_line(f"It goes to {chosen}: {why}.")

@@ -1,18 +1,12 @@
 """Values in the gateway's answers. A gateway may be older or newer: anything may be missing, or of another kind."""
 
-import json
 from typing import Any, cast
 
+from ichat.protocol.json_text import object_in
+
 Json = dict[str, Any]
-
-
-def parse_object(text: str) -> Json:
-    """Read a JSON object; return an empty object for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("Json", value) if isinstance(value, dict) else {}
+parse_object = object_in
+"""Read a JSON object; return an empty object for anything else."""
 
 
 def list_of(value: object) -> list[object]:

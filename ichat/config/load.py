@@ -5,7 +5,6 @@ import functools
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.aliases import contradictions_of_aliases
+from ichat.config.package_data import parse_toml
 from ichat.config.schema import (
     SAMPLES_MAX,
     SECTIONS,
@@ -28,11 +28,6 @@ from ichat.config.schema import (
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
 from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _YAML = re.compile(r"---\s*$|- |[\"']?[\w.-]+[\"']?:(\s|$)")
 """How the first line of a YAML file begins."""
@@ -53,7 +48,7 @@ def load(path: pathlib.Path) -> Config:
 def settings_of_refused(path: pathlib.Path) -> ServerSettings | None:
     """Return the gateway's place from a file with mistakes: it runs with an earlier version. None: it has no place."""
     try:
-        given: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("server_settings", {})
+        given: Any = parse_toml(path.read_text(encoding="utf-8")).get("server_settings", {})
         place = {name: given[name] for name in _OF_PLACE if name in given}
         return _converter().structure({"server_settings": place}, Config).server_settings
     except (OSError, ValueError, TypeError, RecursionError, BaseValidationError):
@@ -63,7 +58,7 @@ def settings_of_refused(path: pathlib.Path) -> ServerSettings | None:
 def parse(text: str, source: str) -> Config:
     """Return the configuration in a text, which messages call `source`. Raises Exit 64."""
     try:
-        tables = tomllib.loads(text)
+        tables = parse_toml(text)
     except (ValueError, RecursionError) as error:  # tomllib lets errors of int() and of deep nesting through
         if _is_yaml(text, source):
             sentence = "is YAML, and iChat reads TOML: write its settings as in ichat.toml.example"

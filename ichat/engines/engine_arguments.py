@@ -63,10 +63,10 @@ def check_given(
 ) -> None:
     """Raise `usage_error` for a model that is not there, a key of the engine's, or a flag of the engine's own server.
 
-    `only` has the only values that flags of the server may have, by their names.
+    `only` has the values that flags of the server may have if they are set, by their names.
     """
     for name, allowed in only.items():
-        if getattr(args, name, allowed[0]) not in allowed:
+        if getattr(args, name, None) not in (None, *allowed):
             flag = f"--{name.replace('_', '-')}"
             raise usage_error(f"{flag} concerns {engine}'s own HTTP server, which an iChat worker replaces")
     refuse_engine_keys(args, usage_error)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import contextvars
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,8 +13,6 @@ from ichat import errors
 from ichat.engines.asgi import Call
 from ichat.engines.engine import Application
 from ichat.engines.kept import KeptConnection
-
-log = logging.getLogger(__name__)
 
 
 @attrs.frozen

@@ -15,7 +15,8 @@ from typing import cast
 from ichat import error_shapes
 from ichat.engines.context_length import restated
 from ichat.error_shapes import ANTHROPIC_STATUSES, anthropic_kind
-from ichat.errors import CONTEXT_LENGTH_EXCEEDED
+from ichat.errors import CONTEXT_LENGTH_EXCEEDED, kind_of
+from ichat.protocol.json_text import object_in
 
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
 """The first 14 bytes of the engines' own error events."""
@@ -28,22 +29,12 @@ DETAILS_MAX = 5
 DETAILS_READ_MAX = 500
 
 _PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
-_REQUEST, _RATE, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
-_KINDS = {
-    400: (_REQUEST, "bad_request"),
-    401: (_REQUEST, "invalid_api_key"),
-    403: (_REQUEST, "forbidden"),
-    404: (_REQUEST, "not_found"),
-    405: (_REQUEST, "method_not_allowed"),
-    408: (_REQUEST, "request_timeout"),
-    409: (_REQUEST, "conflict"),
-    413: (_REQUEST, "request_too_large"),
-    429: (_RATE, "rate_limited"),
-    501: (_SERVER, "not_implemented"),
-    503: (_SERVER, "overloaded"),
-    504: (_SERVER, "upstream_timeout"),
-}
-"""Type and code by status."""
+_CODES = {
+    401: "invalid_api_key", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout",
+    409: "conflict", 413: "request_too_large", 429: "rate_limited", 501: "not_implemented", 503: "overloaded",
+    504: "upstream_timeout",
+}  # fmt: skip
+"""The codes of errors by their statuses."""
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _PLACE = rf"\((?:{_STRING}|\d+|, ?)*\)|\[(?:{_STRING}|\d+|, ?)*\]|{_STRING}"
@@ -84,11 +75,7 @@ def error_event(path: bytes, event: bytes) -> bytes:
     """
     first, _, rest = bytes(event).partition(b"\n\n")
     data = first[first.find(b"data: ") + len(b"data: ") :]
-    try:
-        found: object = json.loads(data)
-    except (ValueError, RecursionError):
-        return event
-    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    error = object_in(data).get("error")
     if not isinstance(error, dict):
         return event
     error = cast("dict[str, object]", error)
@@ -117,7 +104,7 @@ def read_error(status: int, body: bytes) -> dict[str, str | None]:
         before, attached, _ = message.rpartition(_ATTACHED)
         message = before if attached else message
     param = _field(given.get("param")) or (places[0] if places else _subject(message))
-    kind, code = _kind_and_code(status, message, param)
+    kind, code = kind_of(status), _code(status, message, param)
     if code == "model_not_found":
         param = "model"
     if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
@@ -125,16 +112,16 @@ def read_error(status: int, body: bytes) -> dict[str, str | None]:
         kind = str(given.get("type") or kind)
     too_long = restated(message) if status == 400 else None
     if too_long is not None:
-        message, kind, code = too_long, _REQUEST, CONTEXT_LENGTH_EXCEEDED
+        message, kind, code = too_long, kind_of(status), CONTEXT_LENGTH_EXCEEDED
     return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
 
 
-def _kind_and_code(status: int, message: str, param: str | None) -> tuple[str, str]:
+def _code(status: int, message: str, param: str | None) -> str:
     if status == 404 and (param == "model" or _MODEL.match(message)):
-        return _REQUEST, "model_not_found"
+        return "model_not_found"
     if status == 404 and message.startswith("Response with id "):
-        return _REQUEST, "response_not_found"
-    return _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
+        return "response_not_found"
+    return _CODES.get(status, "bad_request" if status < 500 else "internal_error")
 
 
 def _subject(message: str) -> str | None:

@@ -4,6 +4,7 @@ Requests are counted in plain numbers and lists, since that is cheap.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import attrgetter
 
@@ -102,7 +103,7 @@ class Metrics:
         """Requests by route and status that named no model or an unknown model: only their number is counted."""
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
-        self._keys: dict[str, _KeyCounts] = {}
+        self._keys: defaultdict[str, _KeyCounts] = defaultdict(_KeyCounts)
         self._aliases = AliasCounts()
         self.shadows = ShadowCounts()
         self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
@@ -145,7 +146,7 @@ class Metrics:
         if overhead_s is not None:
             self._overhead.add(overhead_s)
         if record.key_name:
-            of_key = self._of_key(record.key_name)
+            of_key = self._keys[record.key_name]
             of_key.requests += 1
             if usage is not None:
                 of_key.tokens.add(usage)
@@ -170,7 +171,7 @@ class Metrics:
     def used_later(self, key: str, model: str, used: UsedTokens) -> None:
         """Count the tokens of a response that was made in the background; its request was counted before."""
         if key:
-            self._of_key(key).tokens.add(used)
+            self._keys[key].tokens.add(used)
         if (counts := self._models.get(model)) is not None:
             counts.tokens.add(used)
 
@@ -181,18 +182,12 @@ class Metrics:
         """
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
         if key:
-            self._of_key(key).refusals += 1
+            self._keys[key].refusals += 1
 
     def keep_keys(self, names: Collection[str]) -> None:
         """Forget the keys that are not among these."""
         for name in self._keys.keys() - set(names):
             del self._keys[name]
-
-    def _of_key(self, name: str) -> _KeyCounts:
-        found = self._keys.get(name)
-        if found is None:
-            found = self._keys[name] = _KeyCounts()
-        return found
 
     def prefixes_evicted(self, model: str, count: int) -> None:
         """Count prefixes that were believed to be in a cache until its worker reported that they are not."""

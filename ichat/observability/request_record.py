@@ -1,10 +1,11 @@
 """The facts of a request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import attrs
 
+from ichat.protocol.usage import UsedTokens
 from ichat.routing.prefix_chain import PrefixChain
 
 RESPONSE_PATH = b"/v1/responses/{id}"
@@ -25,23 +26,6 @@ ROUTES: Mapping[bytes, str] = {
 """The label of each path for requests that name a model."""
 LABELS: Mapping[bytes, str] = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 """The label under which requests to a path are counted; those to other paths have the label `OTHER`."""
-
-
-class UsedTokens(NamedTuple):
-    """The tokens that a request used."""
-
-    input: int
-    """Of its prompt, cached tokens included."""
-    output: int
-    cached: int = 0
-    """How many of the prompt's the engine had in its cache."""
-    is_estimate: bool = False
-    """Whether at least some of the tokens were not counted."""
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.input + self.output
 
 
 @attrs.define(eq=False, kw_only=True)

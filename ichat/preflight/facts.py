@@ -1,6 +1,6 @@
 """The system's facts about a managed worker before it is started: its port, interpreter, flags, model and GPUs.
 
-`collect_facts` asks in threads and for a bounded time. `preflight.problems_of` decides what follows.
+`collect_facts` asks in threads and for a bounded time. `obstacles.obstacles_of` decides what follows.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Obstacles that would keep a managed worker from starting: every problem at once, each with its remedy.
 
-`problems_of` only decides; `preflight_facts.collect_facts` asks the system. Unknown facts are no problem: the worker
+`obstacles_of` only decides; `facts.collect_facts` asks the system. Unknown facts are no problem: the worker
 itself reports the rest.
 """
 
@@ -51,13 +51,6 @@ class Obstacle:
     """The subject of the problem."""
     sentence: str
     """The problem, and the remedy."""
-
-
-def problems_of(
-    worker: ManagedWorkerConfig, python: str, others: Mapping[str, ManagedWorkerConfig], facts: Facts
-) -> list[str]:
-    """Return every reason why this worker would not start, each a sentence that says what to do."""
-    return [obstacle.sentence for obstacle in obstacles_of(worker, python, others, facts)]
 
 
 def obstacles_of(

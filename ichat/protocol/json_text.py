@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 
 def encoder(default: Callable[[Any], Any] | None = None) -> Callable[[object], str]:
@@ -28,3 +28,12 @@ to_json = encoder()
 def parsed(text: str | bytes | bytearray) -> Any:
     """Return the value of a text of JSON, with NaN and the infinities as texts. Raises ValueError, RecursionError."""
     return json.loads(text, parse_constant=str)
+
+
+def object_in(text: str | bytes) -> dict[str, Any]:
+    """Return the members of a JSON object; none for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

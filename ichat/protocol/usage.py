@@ -8,6 +8,7 @@ gateway passes neither on. The engine itself counts, so no part of a body is rea
 import re
 import secrets
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import attrs
 
@@ -23,6 +24,23 @@ _TICKET = re.compile(rb"[0-9a-f]{32}")
 LATE_MAX = 256
 """The most background responses that a heartbeat reports."""
 _TOKENS_MAX = 10**12
+
+
+class UsedTokens(NamedTuple):
+    """The tokens that a request used."""
+
+    input: int
+    """Of its prompt, cached tokens included."""
+    output: int
+    cached: int = 0
+    """How many of the prompt's the engine had in its cache."""
+    is_estimate: bool = False
+    """Whether at least some of the tokens were not counted."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.input + self.output
 
 
 def _is_ticket(value: str) -> None:

@@ -230,10 +230,10 @@ def _build_operation(
     )  # fmt: skip
     events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
     reloader.applied.add(events.send_reload)
-    reloader.state_changed.add(events.send_config)
+    reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((ledger.families, reloader.families))
+    metrics.others.extend((ledger.families, lambda: reloader.state.families()))  # noqa: PLW0108 the state is replaced
     shown = [
         registry, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
         control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,

@@ -1,7 +1,6 @@
 """The worker's side of heartbeats: it sends its state to the gateway, which answers with the losses of its group."""
 
 import contextlib
-import json
 import logging
 import math
 import socket
@@ -15,7 +14,7 @@ import trio
 
 from ichat.config.own_secret import find_secret
 from ichat.http.tls import client_context
-from ichat.protocol.json_text import to_json
+from ichat.protocol.json_text import object_in, to_json
 from ichat.protocol.messages import (
     HEARTBEAT_INTERVAL_MAX_S,
     WORKER_HEADER,
@@ -151,7 +150,7 @@ class HeartbeatSender:
                     return ""
             if response.status_code not in (401, 403):
                 return ""
-            error = cast("dict[str, Any]", _answer(response.content).get("error") or {})
+            error = cast("dict[str, Any]", object_in(response.content).get("error") or {})
             why = error.get("message") or response.text[:300]
             return f"The gateway {self._address} does not let this worker join ({response.status_code}): {why}"
         return ""
@@ -217,7 +216,7 @@ class HeartbeatSender:
             return str(error) or type(error).__name__
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
-        answer = _answer(response.content)
+        answer = object_in(response.content)
         self.accepted += 1
         if self._accepted(heartbeat):
             self.changed()
@@ -299,15 +298,6 @@ async def local_address(address: str) -> str:
             probe.connect(there)
             return str(probe.getsockname()[0])
     return ""
-
-
-def _answer(body: bytes) -> dict[str, Any]:
-    """Return the members of a gateway's answer; none if it is no JSON object."""
-    with contextlib.suppress(ValueError, RecursionError):
-        answer = json.loads(body)
-        if isinstance(answer, dict):
-            return cast("dict[str, Any]", answer)
-    return {}
 
 
 def _interval(answer: Mapping[str, Any]) -> float:

@@ -85,7 +85,9 @@ class WorkerServer:
         self.thread = thread
         self._engine = engine
         self._site = Site()
-        self._sleep = WorkerSleep(engine, thread, self._report_change)
+        self.changed: Listeners[[]] = Listeners()
+        """Called when the gateway needs a heartbeat now."""
+        self._sleep = WorkerSleep(engine, thread, self.changed)
         self.port = port
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
@@ -93,9 +95,7 @@ class WorkerServer:
         self.start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
-        self.changed: Listeners[[]] = Listeners()
-        """Called when the gateway needs a heartbeat now."""
-        self.late_usages = LateUsages(lambda: thread.run_in_trio(self._report_change))
+        self.late_usages = LateUsages(lambda: thread.run_in_trio(self.changed))
         engine.adapter.late_usage.add(self.late_usages.add)
         self.grouped: Listeners[[]] = Listeners()
         """Called when the worker turns out to be a member of a group."""
@@ -127,10 +127,6 @@ class WorkerServer:
         if self.thread.is_following():
             return "following"
         return "loading" if self.thread.parsed.is_set() else "starting"
-
-    def _report_change(self) -> None:
-        """Send a heartbeat to the gateway, if any, now."""
-        self.changed()
 
     def authenticate(self, head: RequestHead, peer: str) -> None:
         """Admit the unix socket, the token and its proof, without a token this machine, and any request for the health.

@@ -15,6 +15,7 @@ import trio
 from ichat.engines.engine import Engine, Sleeper
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError, engine_busy
+from ichat.listeners import wait_any
 from ichat.protocol.messages import WorkerState
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class WorkerSleep:
     async def _is_awake(self) -> bool:
         """Return whether the engine is awake, once no change is under way. Raises ApiError 503 if it is not there."""
         while (change := self._under_way) is not None and not self._thread.ended.is_set():
-            await self._wait_for_end(change)
+            await wait_any(change.ended.wait, self._thread.ended.wait)
         self._thread.check_ready()
         return not self._admission.closed
 
@@ -100,7 +101,7 @@ class WorkerSleep:
         self._changed()
         log.info("%s", during)
         self._thread.run_soon(function, CHANGE_MAX_S, functools.partial(self._end, change))
-        await self._wait_for_end(change)
+        await wait_any(change.ended.wait, self._thread.ended.wait)
         self._thread.check_ready()
         if change.refusal is not None:
             raise change.refusal
@@ -121,14 +122,3 @@ class WorkerSleep:
         self._under_way = None
         change.ended.set()
         self._changed()
-
-    async def _wait_for_end(self, change: "_Change") -> None:
-        """Wait for the end of a change, or of the engine."""
-        async with trio.open_nursery() as nursery:
-            for end in (change.ended, self._thread.ended):
-                nursery.start_soon(_cancel_at, end, nursery.cancel_scope)
-
-
-async def _cancel_at(event: trio.Event, scope: trio.CancelScope) -> None:
-    await event.wait()
-    scope.cancel()

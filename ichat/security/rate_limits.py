@@ -13,6 +13,7 @@ import attrs
 
 from ichat.config.schema import Config, Key, Limits
 from ichat.config.usage import Prices
+from ichat.protocol.usage import UsedTokens
 from ichat.security.period_limits import ModelTokens, PeriodStanding, Spending, by_key, has_period_limit
 
 WINDOW_S = 60
@@ -58,42 +59,15 @@ class Window:
         return 1
 
 
-class SpentTokens(Protocol):
-    """The tokens that a request used."""
-
-    @property
-    def input(self) -> int:
-        """Of its prompt, cached tokens included."""
-        ...
-
-    @property
-    def output(self) -> int:
-        """Of its answer."""
-        ...
-
-    @property
-    def cached(self) -> int:
-        """Those of the prompt that the engine had in its cache."""
-        ...
-
-
 class SpendingRecord(Protocol):
     """The record of a request, as far as limits read it (`observability.request_record`)."""
 
-    @property
-    def key_name(self) -> str:
-        """The name of the client's key; empty if it has none."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """The model that answered."""
-        ...
-
-    @property
-    def usage(self) -> SpentTokens | None:
-        """The tokens that it used; None where nothing is known of them."""
-        ...
+    key_name: str
+    """The name of the client's key; empty if it has none."""
+    model: str
+    """The model that answered."""
+    usage: UsedTokens | None
+    """The tokens that it used; None where nothing is known of them."""
 
 
 @attrs.frozen

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import unquote
+
+from ichat.config.package_data import read_toml
 
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 """The key that a route asks for.
@@ -14,47 +16,11 @@ key, or the gateway's own secret. `read`: the same, but nothing where no key of 
 """
 
 ROUTES: Mapping[tuple[str, str], Rule] = {
-    ("GET", "/health"): "open",
-    ("GET", "/openapi.json"): "open",
-    ("GET", "/"): "open",
-    ("GET", "/console"): "open",
-    ("GET", "/console/"): "open",
-    ("GET", "/console/<path:file>"): "open",
-    ("GET", "/metrics"): "metrics",
-    ("GET", "/v1/models"): "models",
-    ("GET", "/v1/models/<path:name>"): "models",
-    ("POST", "/v1/workers/heartbeat"): "join",
-    ("POST", "/register"): "join",
-    ("POST", "/v1/workers/prefixes"): "join",
-    ("GET", "/v1/logs/stream/<worker_id>"): "read",
-    ("GET", "/v1/admin/workers"): "read",
-    ("GET", "/v1/admin/workers/<worker_id>"): "read",
-    ("POST", "/v1/admin/route"): "read",
-    ("POST", "/v1/admin/workers/launch"): "write",
-    ("DELETE", "/v1/admin/workers/<worker_id>"): "write",
-    ("POST", "/v1/admin/models/load"): "write",
-    ("POST", "/v1/admin/models/unload"): "write",
-    ("POST", "/v1/admin/models/sleep"): "write",
-    ("POST", "/v1/admin/models/wake"): "write",
-    ("GET", "/v1/admin/cluster/status"): "read",
-    ("GET", "/v1/admin/cluster/version"): "read",
-    ("GET", "/v1/admin/engines"): "read",
-    ("GET", "/v1/admin/engines/<backend>/flags"): "write",
-    ("GET", "/v1/admin/config"): "read",
-    ("GET", "/v1/admin/events"): "read",
-    ("GET", "/v1/admin/history"): "read",
-    ("GET", "/v1/admin/requests"): "read",
-    ("DELETE", "/v1/admin/requests/<path:request_id>"): "write",
-    ("POST", "/v1/admin/config/reload"): "write",
-    ("GET", "/v1/admin/usage"): "read",
-    ("GET", "/v1/usage"): "data",
-    ("GET", "/v1/admin/keys"): "read",
-    ("POST", "/v1/admin/keys"): "write",
-    ("POST", "/v1/admin/keys/<name>/rotate"): "write",
-    ("PATCH", "/v1/admin/keys/<name>"): "write",
-    ("DELETE", "/v1/admin/keys/<name>"): "write",
+    (method, path): cast("Rule", rule)
+    for rule, routes in read_toml("ichat.security", "rules.toml").items()
+    for method, path in (route.split(" ") for route in routes)
 }
-"""The control plane's routes; all others are refused."""
+"""The control plane's routes by method and path, each with its rule; all others are refused."""
 
 
 def _pattern_of(path: str) -> str:

@@ -10,6 +10,7 @@ import trio
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.listeners import wait_any
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
@@ -19,7 +20,6 @@ from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.state import SavedManagedWorker
 from ichat.supervisor.swaps import Phase
 from ichat.supervisor.worker_life import WorkerLife
-from ichat.supervisor.worker_process import wait_any
 from ichat.supervisor.worker_run import WorkerRun
 
 log = logging.getLogger(__name__)

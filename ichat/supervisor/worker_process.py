@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable
 
 import attrs
 import psutil
@@ -16,6 +15,7 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.hardware.gpus import GpuReader, has_nvidia
+from ichat.listeners import wait_any
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
@@ -36,18 +36,6 @@ class SweepTimes:
     gpu_free_s: float = 10.0
     """The limit until the driver has freed the memory of ended processes."""
     gpu_poll_s: float = 0.5
-
-
-async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
-    """Wait until the first of these returns, and cancel the others."""
-
-    async def run(wait: Callable[[], Awaitable[object]]) -> None:
-        await wait()
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for wait in waits:
-            nursery.start_soon(run, wait)
 
 
 class WorkerProcess:

@@ -11,6 +11,7 @@ import trio
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
+from ichat.listeners import wait_any
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.failure_causes import describe_exit
@@ -18,7 +19,6 @@ from ichat.supervisor.host import HostProcess
 from ichat.supervisor.life import Alive, Changing, Clearing, Serving, Sleeping
 from ichat.supervisor.run_progress import RunProgress, RunResult
 from ichat.supervisor.worker_life import WorkerLife
-from ichat.supervisor.worker_process import wait_any
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from ichat.hardware import gpus
 from ichat.hardware import host as resources
 from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader
 from ichat.preflight.facts import Facts, Holder, KnownPythons, collect_facts, read_facts
-from ichat.preflight.obstacles import problems_of
+from ichat.preflight.obstacles import obstacles_of
 
 UNKNOWN = 2**64 - 1
 
@@ -355,7 +355,7 @@ HELD = gpu_with(
 def test_each_problem_is_a_sentence_that_says_what_to_do(more, facts, others, expected):
     """Every one is found, in the operator's words, and nothing else; what is not known is no problem."""
     others = {name: worker_with(**other) for name, other in others.items()}
-    problems = problems_of(worker_with(**more), "/p", others, Facts(**facts))
+    problems = [one.sentence for one in obstacles_of(worker_with(**more), "/p", others, Facts(**facts))]
     assert len(problems) == len(expected), problems
     for problem, part in zip(problems, expected, strict=True):
         assert part in problem
@@ -367,7 +367,7 @@ def test_all_problems_at_once():
     """Port, interpreter, model, sharing and GPUs, in this order."""
     worker = worker_with(port=81, model_path="/m", gpu_ids=[0, 3])
     facts = Facts(port="taken", python="missing", model="missing", gpus=[HELD])
-    problems = problems_of(worker, "/p", {"b-0": worker_with(gpu_ids=[3])}, facts)
+    problems = [one.sentence for one in obstacles_of(worker, "/p", {"b-0": worker_with(gpu_ids=[3])}, facts)]
     assert [problem.split()[0] + problem.split()[1] for problem in problems] == [
         "Port81", "Thereis", "Thereis", "GPU3", "Thereis", "GPU0",
     ]  # fmt: skip

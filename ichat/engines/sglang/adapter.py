@@ -144,8 +144,10 @@ class SGLangAdapter(ProtocolAdapter):
         name, adapter = self._named(path, model)
         if given.get("lora_path") and given["lora_path"] != adapter:  # else a key for this model could reach others
             raise bad_request("An adapter is asked for by its name, in `model`.", param="lora_path")
-        if translate is not None and (transform := translate(request, given, name, self.apply_sigmoid)):
-            return transform
+        if translate is not None:
+            transform = translate(request, given, name, apply_sigmoid=self.apply_sigmoid)
+            if transform is not None:
+                return transform
         new: dict[str, str] = {}
         if adapter and "lora_path" not in given and ":" not in adapter:
             new["lora_path"] = adapter
@@ -254,10 +256,7 @@ def _listed(value: object) -> list[object]:
 
 
 def _translate_rerank(
-    request: Request,
-    given: Mapping[str, object],
-    model: str,
-    apply_sigmoid: bool,  # noqa: FBT001
+    request: Request, given: Mapping[str, object], model: str, *, apply_sigmoid: bool
 ) -> BodyTransform | None:
     """Turn a rerank request into SGLang's form, which asks for the scores of all documents."""
     if "query" not in given or "documents" not in given:
@@ -319,10 +318,7 @@ def _reranked(
 
 
 def _translate_score(
-    request: Request,
-    given: Mapping[str, object],
-    model: str,
-    apply_sigmoid: bool,  # noqa: FBT001
+    request: Request, given: Mapping[str, object], model: str, *, apply_sigmoid: bool
 ) -> BodyTransform | None:
     """Turn vLLM's score request into a rerank request of a text against others. Raises ApiError 400."""
     pair = next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)

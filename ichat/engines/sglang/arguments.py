@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ichat.config.package_data import read_toml
 from ichat.engines.engine import EngineInfo
 from ichat.engines.engine_arguments import check_given, parsing, refused_as, shown_args, versions_with
 from ichat.engines.flag_list import EngineFlag, flags_of
@@ -19,19 +20,7 @@ from ichat.engines.sglang.memory import why_no_sleep
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol.messages import Group
 
-_SERVER_FLAGS: Mapping[str, Sequence[object]] = {
-    "tokenizer_worker_num": (1,),
-    "enable_http2": (False,),
-    "enable_ssl_refresh": (False,),
-    "ssl_keyfile": (None,),
-    "ssl_certfile": (None,),
-    "ssl_ca_certs": (None,),
-    "grpc_mode": (False,),
-    "smg_grpc_mode": (False,),
-    "grpc_port": (None,),
-    "encoder_only": (False,),
-    "fastapi_root_path": ("",),
-}
+_SERVER_FLAGS: Mapping[str, Sequence[object]] = read_toml("ichat.engines.sglang", "names.toml")["server_flags"]
 """Flags that concern SGLang's own HTTP server, which the worker replaces, with the only values that they may have."""
 PAGE_TOKENS_MIN = 16
 """SGLang makes an event for each page of its cache, on its scheduler: smaller pages cost too much."""

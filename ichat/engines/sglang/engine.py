@@ -20,9 +20,10 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ichat.config.package_data import read_toml
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
 from ichat.engines.engine import Application, EngineInfo, Progress, Serve, cards_of, progress_of
 from ichat.engines.engine_arguments import check_installed, unusable
@@ -65,15 +66,7 @@ UNLOAD_S = 5.0
 """How long the schedulers may take to release their resources."""
 
 
-_METRICS = {
-    "running": "sglang:num_running_reqs",
-    "waiting": "sglang:num_queue_reqs",
-    "kv_use": "sglang:token_usage",
-    "steps": "sglang:realtime_tokens_total",
-    "tokens_out": "sglang:generation_tokens_total",
-    "prompt_tokens": "sglang:prompt_tokens_total",
-    "cached_tokens": "sglang:cached_tokens_total",
-}
+_METRICS: Mapping[str, str] = read_toml("ichat.engines.sglang", "names.toml")["figures"]
 """The metric that has each figure of `Progress`."""
 
 

@@ -22,7 +22,7 @@ IDLE_S = 5.0
 IDLE_POLL_S = 0.1
 RETRY_AFTER_S = 5
 
-_RELEASE, _RESUME = b"/release_memory_occupation", b"/resume_memory_occupation"
+_RELEASE = b"/release_memory_occupation"
 _WORK = re.compile(
     rb"/v1/(?!(?:de)?tokenize$|messages/count_tokens$).*"
     rb"|/(?:generate|encode|classify|invocations|vertex_generate|api/chat|api/generate)"

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ichat.config.package_data import read_toml
 from ichat.engines.engine import EngineInfo
 from ichat.engines.engine_arguments import check_given, parsing, refused_as, shown_args, versions_with
 from ichat.engines.flag_list import EngineFlag, flags_of
@@ -25,15 +26,7 @@ from ichat.engines.vllm.places import symbol
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol.messages import Group
 
-_SERVER_FLAGS: Mapping[str, Sequence[object]] = {
-    "uds": (None,),
-    "ssl_keyfile": (None,),
-    "ssl_certfile": (None,),
-    "ssl_ca_certs": (None,),
-    "grpc": (False,),
-    "grpc_port": (None,),
-    "api_server_count": (None, 1),
-}
+_SERVER_FLAGS: Mapping[str, Sequence[object]] = read_toml("ichat.engines.vllm", "names.toml")["server_flags"]
 """Flags that concern vLLM's own HTTP server, which the worker replaces, with the only values that they may have."""
 _ALONE, _RPC_PORT = "127.0.0.1", 29550
 """vLLM's defaults for the address at which the machines of a data-parallel model meet."""

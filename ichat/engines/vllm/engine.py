@@ -13,11 +13,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from ichat.config.package_data import read_toml
 from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
 from ichat.engines.engine import EngineInfo, Progress, Serve, cards_of, progress_of
@@ -51,15 +52,7 @@ SLEEP_LEVEL = 1
 """The weights go to the machine's memory. Level 2 drops them: they would be loaded before the first request."""
 _WRONG = (ValueError, TypeError, KeyError)
 """The exceptions by which vLLM refuses arguments."""
-_METRICS = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "kv_use": "vllm:kv_cache_usage_perc",
-    "steps": "vllm:iteration_tokens_total_count",
-    "tokens_out": "vllm:generation_tokens_total",
-    "prompt_tokens": "vllm:prefix_cache_queries_total",
-    "cached_tokens": "vllm:prefix_cache_hits_total",
-}
+_METRICS: Mapping[str, str] = read_toml("ichat.engines.vllm", "names.toml")["figures"]
 """The metric that has each figure of `Progress`."""
 
 

@@ -22,7 +22,7 @@ from ichat.engines.flags import (
 from ichat.engines.old_vllm_flags import RULES as OLD_RULES
 
 RULES = FlagRules()
-_SPECULATIVE, _LOGGING = "--speculative-config", "--logging-config"
+_LOGGING = "--logging-config"
 
 
 @RULES.of("--chunked-prefill-size")

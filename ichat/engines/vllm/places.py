@@ -18,7 +18,7 @@ from ichat.errors import EXIT_UNAVAILABLE, Exit
 @functools.cache
 def _places() -> Mapping[str, Sequence[str]]:
     """Return the modules in which vLLM has each name, newest first."""
-    return read_toml("ichat.engines.vllm", "places.toml")
+    return read_toml("ichat.engines.vllm", "names.toml")["places"]
 
 
 def symbol(name: str) -> Any:

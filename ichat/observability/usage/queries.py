@@ -4,26 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from ichat.config.package_data import read_text
 from ichat.observability.usage.rows import MINUTE_S, MINUTES_A_DAY, MINUTES_A_HOUR
 
-TABLES = (
-    """
-    CREATE TABLE series (
-        id INTEGER PRIMARY KEY, key TEXT NOT NULL, model TEXT NOT NULL, endpoint TEXT NOT NULL,
-        UNIQUE (key, model, endpoint)
-    )
-    """,
-    """
-    CREATE TABLE usage (
-        minute INTEGER, series INTEGER, requests INTEGER, errors INTEGER,
-        input INTEGER, output INTEGER, cached INTEGER, estimated INTEGER, busy_ms INTEGER,
-        PRIMARY KEY (minute, series)
-    ) WITHOUT ROWID
-    """,
-    # The minute up to which there are rows of hours only.
-    "CREATE TABLE added_up (until INTEGER)",
-    "INSERT INTO added_up VALUES (0)",
-)
+TABLES = read_text("ichat.observability.usage", "tables.sql").strip().split(";")[:-1]
+"""The statements that make the tables."""
 _COUNTED = ("requests", "errors", "input", "output", "cached", "estimated", "busy_ms")
 _SUMS = ", ".join(f"sum({name})" for name in _COUNTED)
 _NAMED_SUMS = ", ".join(f"sum({name}) AS {name}" for name in _COUNTED)

@@ -5,7 +5,7 @@ import time
 import pytest
 import trio
 
-from ichat.admin.config_state import ERRORS_MAX, ConfigInForce, ConfigState, families_of, mistakes_in
+from ichat.admin.config_state import ERRORS_MAX, ConfigInForce, ConfigState, mistakes_in
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config import load as configuration
 from ichat.errors import ApiError, Exit
@@ -197,5 +197,5 @@ def test_the_mistakes_of_a_message():
 def test_the_metrics_of_a_refused_file():
     """They say that it is refused and since when, and from when the configuration in force is."""
     for state, values in (("ok", [0, 0, 5]), ("changed", [0, 0, 5]), ("refused", [1, 7, 5])):
-        found = families_of(ConfigState(state, since=7.0, in_force_since=5.0, path="f"))
+        found = ConfigState(state, since=7.0, in_force_since=5.0, path="f").families()
         assert [sample.value for family in found for sample in family.samples] == values
