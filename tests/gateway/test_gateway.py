@@ -7,6 +7,7 @@ import openai
 import pytest
 import trio
 import trio.testing
+from support.deployments import free_port
 from support.peers import (
     AS_OWN,
     JSON_POST,
@@ -319,10 +320,7 @@ async def test_a_fresh_connection_that_fails_is_not_tried_again(serve, gateway_t
 
 async def test_an_upstream_that_is_not_there(gateway_to, connect):
     """Nothing listens: 502 with the reason, and the connection of the client lives on."""
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listeners[0].socket.getsockname()[1]
-    await listeners[0].aclose()
-    client = await connect(await gateway_to({"m": port}))
+    client = await connect(await gateway_to({"m": free_port()}))
     for _ in range(2):
         status, _, body = await client.ask()
         assert (status, code_of(body)) == (502, "upstream_unreachable")
@@ -602,11 +600,8 @@ async def test_an_upstream_may_answer_before_it_has_read_everything(nursery, gat
 async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     """A worker that cannot be reached gets no more requests until its next beat, and the request goes to another one."""
     upstream, port = await serve(hello)
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    dead = listeners[0].socket.getsockname()[1]
-    await listeners[0].aclose()
     client = await connect(await gateway_to({}))
-    for name, where in (("alive", port), ("dead", dead)):
+    for name, where in (("alive", port), ("dead", free_port())):
         heartbeat = {"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where, "heartbeat_interval": 60}
         body = json.dumps(heartbeat).encode()
         await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))

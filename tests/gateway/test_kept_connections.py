@@ -124,8 +124,7 @@ async def test_a_request_that_the_adapter_refuses_never_reaches_the_engine(worke
     status, _, body = await client.ask(target=b"/v1/embeddings")
     assert (status, code_of(body)) == (400, "unsupported_by_model")
     assert seen == [b"/v1/embeddings"]
-    await until(lambda: rig.engine.done == 1)
-    assert rig.host.in_flight == 0
+    await until(lambda: rig.engine.done == 1 and rig.host.in_flight == 0)
 
 
 async def test_an_adapter_that_may_wait_is_asked_in_trio(worker):
@@ -157,8 +156,7 @@ async def test_a_client_that_leaves_is_forgotten(worker, connect):
     await until(lambda: len(rig.door.clients) == 1)
     await busy.stream.aclose()
     await until(lambda: not rig.door.clients and not rig.host.connections)
-    assert rig.engine.aborted == 1
-    await until(lambda: rig.host.aborts == 1)
+    await until(lambda: (rig.engine.aborted, rig.host.aborts) == (1, 1))
 
 
 async def test_an_idle_connection_is_closed(make_worker, connect):

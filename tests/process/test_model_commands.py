@@ -1,6 +1,7 @@
 """The commands for models that are loaded on demand, against a real gateway with a fake engine."""
 
 import json
+import re
 import sys
 import urllib.request
 
@@ -74,5 +75,6 @@ def test_every_refused_model_command_is_one_sentence(gateway, run):
     ):
         code, out, err = run(program, *words)
         assert (code, out) == (1, ""), words
-        assert said in err
-        assert len(err.splitlines()) == 1, err
+        *before, last = err.splitlines()
+        assert said in last
+        assert all(re.match(r"\w+-0: \w+", line) for line in before), err  # what its workers do, if slow

@@ -52,7 +52,9 @@ def test_the_mark_and_the_stamp():
     process = subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, WORKER_TAG_VAR: mark}
     )
+    deadline = time.monotonic() + LIMIT_S
     while not [one.pid for one in marked(mark)]:
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     assert [one.pid for one in marked(mark)] == [process.pid]
     assert marked(mark[:-1]) == []

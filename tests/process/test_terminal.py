@@ -75,7 +75,9 @@ def test_the_link_leads_to_where_the_gateway_listens(tmp_path, host, shown):
 def test_a_log_names_the_command_that_prints_the_link(gateway, is_fixed):
     """It is complete: typed as it stands, it finds this gateway."""
     program = gateway("", free_port() if is_fixed else 0)
-    named = re.search(r"`\./ichat\.pyz console (.*)` prints the console's link", program.text())[1]
+    link = re.compile(r"`\./ichat\.pyz console (.*)` prints the console's link")
+    program.until(lambda: link.search(program.text()))
+    named = link.search(program.text())[1]
     assert named.startswith("-c " if is_fixed else f"--gateway http://127.0.0.1:{program.port}")
     done = subprocess.run(ichat("console", *named.split()), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(f"http://127.0.0.1:{program.port}/console/#key="), done.stderr

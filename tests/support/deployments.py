@@ -117,11 +117,11 @@ def lines_of(program, worker_id, query="follow=false"):
     return [json.loads(line[6:])["line"] for line in data.decode().splitlines() if line.startswith("data: {")]
 
 
-def start_registering(start, gateway_port, interval_s, **env):
-    """Start a worker called w1 that registers by itself."""
+def start_registering(start, gateway_port, interval_s, *flags, **env):
+    """Start a worker called w1 that registers by itself, with these further flags of the engine."""
     return start(
         ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w1",
-              "--hi", str(interval_s), "-ga", f"http://127.0.0.1:{gateway_port}"), **env
+              "--hi", str(interval_s), "-ga", f"http://127.0.0.1:{gateway_port}", *flags), **env
     ).wait_for_port()  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from support.deployments import free_port
 
 from ichat.engines.sglang.scheduler_process import _open_store, launch_options, run
 
@@ -39,8 +40,7 @@ def test_a_store_on_loopback_listens_there_alone():
 
 def test_a_store_that_cannot_be_made_leaves_no_socket():
     """The port is free again."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def fail(*_, **__):
         raise RuntimeError
