@@ -19,6 +19,7 @@ from ichat import errors
 from ichat.config.schema import Config, Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http import h11_patch
+from ichat.http.accept_turns import AcceptTurns
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
@@ -30,10 +31,6 @@ from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
 log = logging.getLogger(__name__)
 
-ACCEPT_RETRY_S = 0.1
-ACCEPT_MAX = 16
-"""Accept at most this many connections before other tasks run. Each brings a request.
-With 64, a burst of new clients delayed all streams and first bytes by 64 requests."""
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
 
@@ -81,6 +78,12 @@ class FrontDoor(Generic[Caller]):
     _one_left: trio.Event = attrs.field(factory=trio.Event)
     clients: set[Client] = attrs.field(factory=set["Client"])
     ids: RequestIds = attrs.field(factory=RequestIds)
+    turns: AcceptTurns = attrs.field(init=False)
+    """How it accepts from listeners that other processes may accept from too."""
+    _connections: trio.Nursery | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.turns = AcceptTurns(self.hub, self._accepted, self._count)
 
     def __repr__(self) -> str:
         return f"<FrontDoor {len(self.clients)} connections{' draining' if self.draining else ''}>"
@@ -98,10 +101,9 @@ class FrontDoor(Generic[Caller]):
         h11_patch.apply()
         try:
             async with trio.open_nursery() as connections:
+                self._connections = connections
                 with self._accepting:
-                    async with trio.open_nursery() as accepting:
-                        for listener in listeners:
-                            accepting.start_soon(self._accept_forever, listener, connections)
+                    await self.turns.run_forever(listeners)
                 close_all(listeners)
         finally:
             close_all(listeners)
@@ -112,6 +114,7 @@ class FrontDoor(Generic[Caller]):
         Exempt exchanges are neither waited for nor cut; they end with `serve_forever` at the latest.
         """
         self.draining = True
+        self.turns.stop()
         self._accepting.cancel()
         for client in list(self.clients):
             if client.idle and not client.reader.is_asking():
@@ -142,21 +145,15 @@ class FrontDoor(Generic[Caller]):
 
     # A connection: accepted, bounded, encrypted, served, forgotten.
 
-    async def _accept_forever(self, listener: socket.socket, connections: trio.Nursery) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(listener)
-            for _ in range(ACCEPT_MAX):
-                try:
-                    sock, address = listener.accept()
-                except BlockingIOError:
-                    break
-                except OSError as error:
-                    log.error("cannot accept: %s", error)
-                    await trio.sleep(ACCEPT_RETRY_S)
-                    break
-                self._admit(sock, address, connections)
+    def _accepted(self, sock: socket.socket, address: object) -> None:
+        try:
+            self._admit(sock, address)
+        except Exception:
+            log.exception("a bug accepting from %r; this connection is closed, all others go on", address)
+            sock.close()
 
-    def _admit(self, sock: socket.socket, address: object, connections: trio.Nursery) -> None:
+    def _admit(self, sock: socket.socket, address: object) -> None:
+        assert self._connections is not None
         sock.setblocking(False)
         peer = "unix"
         if isinstance(address, tuple):
@@ -170,16 +167,20 @@ class FrontDoor(Generic[Caller]):
         self._by_address[party] = self._by_address.get(party, 0) + 1
         if self.tls is not None:
             self._handshakes += 1
-            connections.start_soon(self._run_encrypted, sock, peer, self.tls)
+            self._connections.start_soon(self._run_encrypted, sock, peer, self.tls)
         else:
             client = Client(self, sock, peer)
             self.clients.add(client)
-            connections.start_soon(self._run, client)
+            self._connections.start_soon(self._run, client)
+
+    def _count(self) -> int:
+        """Return how many connections there are."""
+        return len(self.clients) + self._handshakes
 
     def _refusal(self, peer: str) -> ApiError | None:
         """Return the error for a connection beyond the limits; None for a connection within them."""
         limits = self.limits
-        if len(self.clients) + self._handshakes >= limits.connections_max:
+        if self._count() >= limits.connections_max:
             return errors.too_many_connections()
         party = _party_in(peer)
         if self._by_address.get(party, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
@@ -257,6 +258,8 @@ class FrontDoor(Generic[Caller]):
 
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
+        if self.turns.is_out:
+            self.turns.update()
         del client.reader  # it refers to the client, and the garbage collector must have nothing to do
         self._one_left.set()
         self.check_drained()

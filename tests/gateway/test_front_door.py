@@ -328,6 +328,21 @@ async def test_too_many_connections_are_refused(make_door, connect):
     assert (await (await connect(port)).get(b"/"))[0] == 200
 
 
+async def test_a_bug_with_one_new_connection_ends_only_that(door, connect):
+    """A connection that cannot be admitted is closed, and the next ones are accepted."""
+
+    def is_proxy(peer):
+        raise RuntimeError("a bug")
+
+    port = await door.open()
+    limits, door.door.is_proxy = door.door.limits, is_proxy
+    door.door.limits = Limits(connections_per_address_max=0)
+    broken = await connect(port)
+    assert await broken.everything() == b""
+    door.door.limits = limits
+    assert (await (await connect(port)).get(b"/"))[0] == 200
+
+
 async def test_draining_lets_exchanges_end(door, connect):
     """Draining closes what is idle, refuses what is new, and waits for what is under way."""
     port = await door.open()
