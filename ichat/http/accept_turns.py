@@ -10,12 +10,13 @@ import functools
 import logging
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import attrs
 import trio
 
 from ichat.http.hub import Hub
+from ichat.http.listeners import close_all
 
 log = logging.getLogger(__name__)
 
@@ -63,25 +64,26 @@ def is_shed(number: int, many_since: float | None, now: float) -> bool:
     return many_since is not None and now - many_since >= SHED_AFTER_S and number % SHED_EVERY == 0
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Shedding:
     """Ends some kept connections while a process has many requests: a proxy's few connections may be heavy."""
 
+    _hub: Hub
     many_since: float | None = None
-    """On the caller's clock."""
+    """On the hub's clock."""
     _responses: int = 0
 
-    def see(self, requests: int, mean: float, now: float) -> None:
+    def see(self, requests: int, mean: float) -> None:
         """Note how many requests are in flight, here and on average."""
         if not has_many_requests(requests, mean):
             self.many_since = None
         elif self.many_since is None:
-            self.many_since = now
+            self.many_since = self._hub.update_clock()
 
-    def sheds_next(self, now: float) -> bool:
+    def sheds_next(self) -> bool:
         """Return whether the next response ends its connection."""
         self._responses += 1
-        return is_shed(self._responses, self.many_since, now)
+        return is_shed(self._responses, self.many_since, self._hub.now)
 
 
 @attrs.define(eq=False)
@@ -105,8 +107,8 @@ class AcceptTurns:
     def __repr__(self) -> str:
         return f"<AcceptTurns of {len(self._turns)} sockets{' out' if self.is_out else ''}>"
 
-    async def run_forever(self, listeners: Iterable[socket.socket]) -> None:
-        """Accept until cancelled; the caller closes the sockets afterwards."""
+    async def run_forever(self, listeners: list[socket.socket]) -> None:
+        """Accept until cancelled; then close this process's descriptors of the sockets."""
         self._turns = {listener: functools.partial(self._turn, listener) for listener in listeners}
         try:
             self.update()
@@ -117,6 +119,7 @@ class AcceptTurns:
                 self.update()
         finally:
             self.stop()
+            close_all(listeners)
 
     def see(self, peers: Peers) -> None:
         """Compare with these peers from now on."""

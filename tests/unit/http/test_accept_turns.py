@@ -30,6 +30,10 @@ class Hub:
     def __init__(self):
         self.ready = {}
         self.changes = []
+        self.now = 0.0
+
+    def update_clock(self):
+        return self.now
 
     def watch(self, fd, events, ready):
         assert events == EVENTS == select.EPOLLIN | select.EPOLLEXCLUSIVE
@@ -90,19 +94,24 @@ def test_a_process_with_clearly_more_than_the_mean_stays_out(own, mean, is_out):
 
 def test_one_response_in_ten_ends_its_connection_after_a_second_of_many_requests():
     """Shedding begins when there were many requests for a second, and ends with them."""
-    shedding = Shedding()
+    hub = Hub()
+    shedding, many = Shedding(hub), 10 * 1.25 + MORE + 1
+
+    def see(requests, now):
+        hub.now = now
+        shedding.see(requests, 10)
 
     def shed(now):
-        return sum(shedding.sheds_next(now) for _ in range(5 * SHED_EVERY))
+        hub.now = now
+        return sum(shedding.sheds_next() for _ in range(5 * SHED_EVERY))
 
-    many = 10 * 1.25 + MORE + 1
-    shedding.see(many, 10, 100.0)
+    see(many, 100.0)
     assert shed(100.0 + SHED_AFTER_S / 2) == 0
-    shedding.see(many, 10, 100.0 + SHED_AFTER_S / 2)
+    see(many, 100.0 + SHED_AFTER_S / 2)
     assert shed(100.0 + SHED_AFTER_S) == 5
-    shedding.see(many - 1, 10, 101.0)
+    see(many - 1, 101.0)
     assert shed(200.0) == 0
-    shedding.see(many, 10, 200.0)
+    see(many, 200.0)
     assert shed(200.0) == 0
 
 
@@ -167,6 +176,7 @@ class WithoutDescriptors:
     def __init__(self, listener):
         self.listener = listener
         self.fileno = listener.fileno
+        self.close = listener.close
         self.has_failed = False
 
     def accept(self):
