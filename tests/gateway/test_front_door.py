@@ -2,11 +2,14 @@
 
 import gc
 import socket
+import ssl
 import weakref
 
 import pytest
 import trio
 import trio.testing
+import trustme
+from support.peers import Client as Peer
 from support.peers import code_of, reset, until
 from support.programs import LIMIT_S
 
@@ -19,6 +22,7 @@ from ichat.http.hub import SWEEP_S, Hub
 from ichat.http.leaving import Retirement
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import Client
+from ichat.http.tls import server_context
 
 
 class Door:
@@ -485,6 +489,28 @@ async def test_a_connection_that_stays_idle_is_ended_without_a_reset(door, conne
     assert await late.everything() == b""
     assert late.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
     await late.stream.aclose()
+    await until(lambda: not door.door.clients)
+
+
+async def test_an_idle_encrypted_connection_is_ended_without_a_reset(door, nursery, tmp_path):
+    """Its client gets TLS's own announcement of the end, and what it sends then is read until it has closed as well."""
+    authority, trust = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trust)
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "all.pem"))
+    door.door.use_certificate(server_context(str(tmp_path / "all.pem"), str(tmp_path / "all.pem")))
+    port = await door.open()
+    stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=trust)
+    assert (await Peer(stream).get(b"/"))[0] == 200
+    nursery.start_soon(door.door.retire, Retirement(idle_s=0, linger_s=LIMIT_S))
+    with trio.fail_after(LIMIT_S):
+        assert await stream.receive_some() == b""  # without an announcement, this would be an error
+        wire = stream.transport_stream
+        for _ in range(3):
+            await wire.send_all(b"bytes of a request that was on its way")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert await wire.receive_some() == b""
+        await wire.aclose()
     await until(lambda: not door.door.clients)
 
 
