@@ -43,6 +43,8 @@ OUTCOMES: tuple[OutcomeKind, ...] = (
     "answered", "cut", "left", "cancelled", "unreachable", "declined", "rejected", "too_long", "late", "broken", "unfit"
 )  # fmt: skip
 """The outcomes of attempts: those of lookups and waits stay with the owner."""
+ENDS = frozenset(OUTCOMES[:4])
+"""The outcomes that want no next step."""
 _REJECTS = ("429", "5xx")
 _PATH_NUMBERS = {path: number for number, path in enumerate(_PATHS) if number}
 _METHOD_NUMBERS = {method: number for number, method in enumerate(_METHODS) if number}

@@ -127,7 +127,7 @@ class SentOutcome(NamedTuple):
     error: str = ""
     """The code of the error that the client got."""
     key: str = ""
-    """This and `model` are sent only to an owner that does not know the request."""
+    """This and `model` are for an owner that does not know the request."""
     model: str = ""
     dropped: tuple[str, ...] = ()
     """The names of removed members of the body."""
