@@ -133,13 +133,17 @@ class Adoption:
         if not self.is_complete:
             raise TalkError("A relay has neither reported nor ended.")
         all_of = [*self._ended, *self._relays.items()]
-        windows: dict[tuple[int, str], tuple[int, int]] = {}
-        for second, key, requests, tokens in (row for _, one in all_of for row in one.recent):
-            before = windows.get((second, key), (0, 0))
-            windows[second, key] = before[0] + requests, before[1] + tokens
         return Adopted(
             [(relay, row) for relay, one in all_of for row in one.trying],
-            windows,
+            _windows_of(row for _, one in all_of for row in one.recent),
             [(relay, item) for relay, one in all_of for item in one.outcomes],
             sorted(((relay, asked) for relay, one in all_of for asked in one.asks), key=lambda pair: pair[1].at),
         )
+
+
+def _windows_of(rows: Iterable[Recent]) -> dict[tuple[int, str], tuple[int, int]]:
+    windows: dict[tuple[int, str], tuple[int, int]] = {}
+    for second, key, requests, tokens in rows:
+        before = windows.get((second, key), (0, 0))
+        windows[second, key] = before[0] + requests, before[1] + tokens
+    return windows

@@ -62,7 +62,7 @@ class Link:
         if self.is_over:
             raise TalkError(f"A frame `{kind}` was sent after the owner's last.")
         if (kind == "hello") == (is_sent in self._greeted):
-            raise TalkError(f"A frame `{kind}` was sent {'twice' if kind == 'hello' else 'before `hello`'}.")
+            raise TalkError(f"A frame `{kind}` is at a wrong place: `hello` is the first, and sent once.")
         if is_sent and self._knows is not None and kind not in self._knows:
             raise TalkError(f"The other side does not know the frame `{kind}`.")
         if isinstance(frame, SentStep):

@@ -19,11 +19,13 @@ from ichat.relays.values import (
     SentOutcome,
     SentStep,
     TalkError,
-    Waits,
 )  # fmt: skip
 
 UNREAD_BYTES_MAX = 8 * 1024 * 1024
 """A relay that leaves more than this unread is hung."""
+
+_ANSWERED = {"wait": ("asked",), "refuse": ("head", "asked"), "go": ("head",), "gone": ("left",)}
+"""The phases of a request in which the owner may send these frames."""
 
 
 @attrs.define
@@ -74,26 +76,19 @@ class OwnerTalk:
         if not self._is_open and (isinstance(frame, SentStep | Refused) or frame.kind in ("go", "gone")):
             raise TalkError(f"A frame `{frame.kind}` answers an ask before all relays have reported.")
         self._link.check(frame, is_sent=True)
-        match frame:
-            case SentStep():
-                self._begin(frame)
-            case Refused(number, _):
-                request_in(self.requests, number, "head", "asked")
-                del self.requests[number]
-            case Waits(number, _):
-                request_in(self.requests, number, "asked")
-            case Note("go", number):
-                request_in(self.requests, number, "head").phase = "admitted"
-            case Note("gone", number):
-                request_in(self.requests, number, "left")
-                del self.requests[number]
-            case Note("settled"):
-                seq = whole(frame, "seq")
-                if not self._settled <= seq <= self._seq:
-                    raise TalkError(f"The outcome {seq} cannot be settled: {self._seq} have arrived.")
-                self._settled = seq
-            case _:
-                pass
+        if isinstance(frame, SentStep):
+            self._begin(frame)
+        elif frame.kind in _ANSWERED:
+            one = request_in(self.requests, frame.number, *_ANSWERED[frame.kind])
+            if frame.kind == "go":
+                one.phase = "admitted"
+            elif frame.kind != "wait":
+                del self.requests[frame.number]
+        elif isinstance(frame, Note) and frame.kind == "settled":
+            seq = whole(frame, "seq")
+            if not self._settled <= seq <= self._seq:
+                raise TalkError(f"The outcome {seq} cannot be settled: {self._seq} have arrived.")
+            self._settled = seq
 
     def _begin(self, sent: SentStep) -> None:
         number = sent.number
@@ -124,23 +119,31 @@ class OwnerTalk:
                     raise TalkError(f"The head of the request {number} was not wanted, or is sent twice.")
                 one.tells_head = False
             case Note("leave", number):
-                one = self.requests.get(number)
-                if one is None or one.phase not in ("head", "admitted", "asked"):
-                    return False
-                one.phase = "left"
-            case Note("shadow", number):
-                request_in(self.requests, number, "trying")
-            case Note("added"):
-                self._count(whole(frame, "seq"))
-                for number in numbers_in(frame):
-                    self.requests.pop(number, None)
-            case Note("report"):
-                self.requests |= {row.number: RequestThere("trying", row.attempt) for row in trying_in(frame)}
-            case Note("ready"):
-                self._is_ready = True
+                return self._withdraw(number)
+            case Note():
+                self._note(frame)
             case _:
                 pass
         return True
+
+    def _withdraw(self, number: int) -> bool:
+        one = self.requests.get(number)
+        if one is None or one.phase not in ("head", "admitted", "asked"):
+            return False
+        one.phase = "left"
+        return True
+
+    def _note(self, frame: Note) -> None:
+        kind = frame.kind
+        if kind == "shadow":
+            request_in(self.requests, frame.number, "trying")
+        elif kind == "added":
+            self._count(whole(frame, "seq"))
+            for number in numbers_in(frame):
+                self.requests.pop(number, None)
+        elif kind == "report":
+            self.requests |= {row.number: RequestThere("trying", row.attempt) for row in trying_in(frame)}
+        self._is_ready = self._is_ready or kind == "ready"
 
     def _ask(self, asked: Asked) -> None:
         number = asked.number

@@ -22,11 +22,9 @@ from ichat.relays.values import (
     HeadSeen,
     MonotonicNs,
     Note,
-    Refused,
     SentOutcome,
     SentStep,
     TalkError,
-    Waits,
 )  # fmt: skip
 
 OUTCOMES_MAX = 100_000
@@ -37,6 +35,8 @@ RECENT_S = 61
 ROWS_MAX = 1000
 """Of a frame `report`."""
 _S = 1_000_000_000
+_ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go": ("head", "left"), "gone": ("left",)}
+"""The phases of a request in which the owner may send these frames. A client may leave while they are sent."""
 
 
 @attrs.define
@@ -265,33 +265,22 @@ class RelayTalk:
         if self._link is None:
             raise TalkError(f"A frame `{frame.kind}` is from no owner.")
         self._link.check(frame, is_sent=False)
-        match frame:
-            case SentStep():
-                return self._begin(frame, now)
-            case Refused(number, _):
-                phase = request_in(self.requests, number, "head", "asked", "left").phase
-                self._forget(number)
-                return phase != "left"
-            case Note("gone", number):
-                request_in(self.requests, number, "left")
-                self._forget(number)
-                return False
-            case Waits(number, _):
-                one = request_in(self.requests, number, "asked", "left")
-                one.since = NEVER
-                return one.phase == "asked"
-            case Note("go", number):
-                one = request_in(self.requests, number, "head", "left")
-                if one.phase == "left":
-                    return False
-                one.phase, one.since = "admitted", NEVER
-            case Note("cancel", number):
-                return number in self.requests
-            case Note("settled"):
-                self._settle(whole(frame, "seq"))
-            case _:
-                pass
-        return True
+        if isinstance(frame, SentStep):
+            return self._begin(frame, now)
+        kind = frame.kind
+        if isinstance(frame, Note) and kind == "settled":
+            self._settle(whole(frame, "seq"))
+        if kind not in _ANSWERS:
+            return kind != "cancel" or frame.number in self.requests
+        one = request_in(self.requests, frame.number, *_ANSWERS[kind])
+        has_effect = one.phase != "left"
+        if kind in ("refuse", "gone"):
+            self._forget(frame.number)
+        else:
+            one.since = NEVER
+            if kind == "go" and has_effect:
+                one.phase = "admitted"
+        return has_effect
 
     def _begin(self, sent: SentStep, now: MonotonicNs) -> bool:
         number = sent.number
