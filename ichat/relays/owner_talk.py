@@ -35,6 +35,8 @@ class RequestThere:
     phase: Literal["head", "admitted", "asked", "left", "trying"]
     attempt: int = 0
     tells_head: bool = False
+    has_ask: bool = True
+    """Whether the relay has asked this owner, and not an earlier owner."""
 
 
 class OwnerTalk:
@@ -142,7 +144,9 @@ class OwnerTalk:
             for number in numbers_in(frame):
                 self.requests.pop(number, None)
         elif kind == "report":
-            self.requests |= {row.number: RequestThere("trying", row.attempt) for row in trying_in(frame)}
+            self.requests |= {
+                row.number: RequestThere("trying", row.attempt, has_ask=False) for row in trying_in(frame)
+            }
         self._is_ready = self._is_ready or kind == "ready"
 
     def _ask(self, asked: Asked) -> None:
@@ -166,7 +170,7 @@ class OwnerTalk:
                 raise TalkError("An outcome of an earlier owner's step wants a next step.")
             return
         one = request_in(self.requests, sent.number, "trying")
-        if sent.attempt != one.attempt or (sent.wants_next and sent.outcome.kind in ENDS):
+        if sent.attempt != one.attempt or (sent.wants_next and (sent.outcome.kind in ENDS or not one.has_ask)):
             raise TalkError(f"The outcome of the request {sent.number} is not that of its attempt.")
         if sent.wants_next:
             one.phase = "asked"
