@@ -186,7 +186,7 @@ def test_docstrings_of_tests_begin_so_too():
     assert not {path.name: found for path in paths if (found := DIALECT.findall(path.read_text()))}
 
 
-PATCHED_TIMES_MAX = 32
+PATCHED_TIMES_MAX = 3
 """How often tests still replace a module's constant in seconds; a change may lower it."""
 SLEEP_MAX_S = 0.05
 

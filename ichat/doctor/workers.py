@@ -41,6 +41,8 @@ class WorkerCheckFacts:
     """The size of its model's weights, if they are on this machine."""
     why_no_flags: str = ""
     """Why its interpreter has not reported the flags of its engine."""
+    probe_s: float = PROBE_S
+    """The time that its interpreter was given to find its engine."""
 
     def beside(self, gpus: Sequence[Gpu] | None, running: Collection[str]) -> "WorkerCheckFacts":
         """Return the same with these GPUs; a running worker's own port and memory are no obstacles to it."""
@@ -77,7 +79,7 @@ async def ask_for_flags(config: Config) -> dict[str, str]:
 
 
 async def read_worker_facts(
-    config: Config, ends_at: float, why_no_flags: Mapping[str, str] | None = None
+    config: Config, ends_at: float, why_no_flags: Mapping[str, str] | None = None, *, probe_s: float = PROBE_S
 ) -> list[WorkerCheckFacts]:
     """Ask the system about all managed workers, several at the same time."""
     found: dict[str, WorkerCheckFacts] = {}
@@ -85,13 +87,15 @@ async def read_worker_facts(
 
     async def read(worker: ManagedWorkerConfig, worker_id: str) -> None:
         python, environment = python_of(config, worker), {**environment_of(config, worker, ""), **UNCHANGED}
-        ask = partial(read_facts, worker, python, environment, devices_of(config, worker), probe_s=PROBE_S)
-        found[worker_id] = WorkerCheckFacts(worker, worker_id, python, None)
+        ask = partial(read_facts, worker, python, environment, devices_of(config, worker), probe_s=probe_s)
+        found[worker_id] = WorkerCheckFacts(worker, worker_id, python, None, probe_s=probe_s)
         with trio.move_on_at(ends_at):
             async with turn:
                 facts = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
                 size = await trio.to_thread.run_sync(_model_bytes, worker, abandon_on_cancel=True)
-            found[worker_id] = WorkerCheckFacts(worker, worker_id, python, facts, size, failed.get(worker_id, ""))
+            found[worker_id] = WorkerCheckFacts(
+                worker, worker_id, python, facts, size, failed.get(worker_id, ""), probe_s
+            )
             if facts.hub is not None:
                 asked = attrs.evolve(facts, hub=await ask_hub(facts.hub, environment))
                 found[worker_id] = attrs.evolve(found[worker_id], facts=asked)
@@ -135,7 +139,7 @@ def _check_worker(
         yield Finding("warning", one.worker_id, sentence)
         return
     if facts.python == "silent":
-        sentence = f"The interpreter {one.python} did not answer within {PROBE_S:g} s: see what holds it up."
+        sentence = f"The interpreter {one.python} did not answer within {one.probe_s:g} s: see what holds it up."
         yield Finding("warning", one.worker_id, sentence, f"time {shlex.quote(one.python)} --version")
         facts = attrs.evolve(facts, python="right")
     is_later = one.worker.load == "on_demand"

@@ -20,6 +20,7 @@ from ichat.errors import ApiError, background_full, bad_request, unsupported_by_
 from ichat.http.heads import Headers, is_events
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
+from ichat.listeners import Listeners
 from ichat.protocol.messages import ModelCard
 from ichat.protocol.model_entry import entry_of
 from ichat.protocol.responses import is_background, new_response_id
@@ -76,8 +77,8 @@ class ProtocolAdapter:
         """Set by the worker before the engine starts."""
         self.is_background_full: Callable[[], bool] = lambda: False
         """Returns whether the engine can make no more responses in the background; `bound_responses` sets it."""
-        self.late_usage: Callable[[str, Usage], None] = lambda _ticket, _usage: None
-        """Called on the engine's loop with the tokens that a background response used; the worker sets it."""
+        self.late_usage: Listeners[str, Usage] = Listeners()
+        """Called on the engine's loop with a ticket and the tokens that its background response used."""
         self._count = itertools.count(1)
         """Numbers the requests, so that the engine's ids of them differ; next() may be called in any thread."""
         self._unserved: dict[bytes, str] = {}

@@ -22,6 +22,7 @@ from ichat.engines.response_framing import ResponseFraming, last_chunk
 from ichat.engines.socket_writer import SocketWriter
 from ichat.http.heads import Headers
 from ichat.http.request import Request
+from ichat.http.request_ids import REQUEST_ID
 from ichat.http.server import Ending
 from ichat.protocol.messages import CODE_HEADER
 from ichat.protocol.usage import USAGE_HEADER, Usage, difference, sum_of_usage, ticket_in, value_of_usage
@@ -148,6 +149,7 @@ class Call:
         except asyncio.CancelledError:  # noqa: ASYNC103
             self.failure = self.failure or errors.engine_failed("it gave the request up")
         except Exception:
+            REQUEST_ID.set(self.request.id)
             log.exception("%r failed", self)
             self.failure = errors.engine_failed("an exception, which is in the worker's log")
         finally:

@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import attrs
 import trio
 
 from ichat import errors
@@ -13,18 +14,31 @@ from ichat.engines.asgi import Call
 from ichat.engines.engine import Application
 from ichat.engines.kept import KeptConnection
 
-WATCH_S = 0.5
-"""How often the engine is checked for being alive, besides before each request."""
-FAIL_S = 2.0
-"""How long requests may take to end by themselves after the engine has died."""
+
+@attrs.frozen
+class EngineTimes:
+    """The times of an engine's thread, in seconds."""
+
+    watch_s: float = 0.5
+    """How often the engine is checked for being alive, besides before each request."""
+    unnoticed_s: float = 10.0
+    """How long an engine that died while it loaded may take to report it itself, with more detail."""
+    fail_s: float = 2.0
+    """How long requests may take to end by themselves after the engine has died."""
+    abort_s: float = 10.0
+    """How long an abandoned request may take to end before its connection is closed anyway."""
+
+
+TIMES = EngineTimes()
 
 
 class EngineLoop:
     """The loop of the engine's thread. Its methods run on that loop; those of Trio's side say so."""
 
-    def __init__(self, why_dead: Callable[[], str | None]) -> None:
+    def __init__(self, why_dead: Callable[[], str | None], times: EngineTimes = TIMES) -> None:
         """`why_dead` is the engine's; see `Engine.why_dead`."""
         self._why_dead = why_dead
+        self._times = times
         self.app: Application | None = None
         """The engine's application while it serves requests."""
         self.failed_by: str | None = None
@@ -105,7 +119,7 @@ class EngineLoop:
         has_begun()
         while not self.stop_asked:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+                await asyncio.wait_for(self._stopping.wait(), self._times.watch_s)
             for kept in tuple(self.connections):
                 kept.check(self._loop.time())
             if not self.stop_asked and (why := self.check_alive()) is not None:
@@ -127,4 +141,4 @@ class EngineLoop:
 
     async def _wait_for_calls(self) -> None:
         if self._calls:
-            await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
+            await asyncio.wait([call.task for call in self._calls], timeout=self._times.fail_s)

@@ -15,15 +15,16 @@ from multiprocessing.connection import Connection
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
-CONNECT_S = 20
+CONNECT_S = 20.0
 """How long the cluster may take to answer, the import of Ray included."""
 REASON_CHARS_MAX = 200
 
 
-def check_ray(gpus: int) -> None:
+def check_ray(gpus: int, within_s: float = CONNECT_S) -> None:
     """Check that a Ray cluster can be reached and has `gpus` GPUs. Raises Exit 69 with what to type.
 
-    It is the cluster at `RAY_ADDRESS`, or the cluster that runs on this machine. Blocks for `CONNECT_S` at most.
+    It is the cluster at `RAY_ADDRESS`, or the cluster that runs on this machine. Blocks for
+    `within_s` at most.
     """
     if importlib.util.find_spec("ray") is None:
         raise Exit(
@@ -31,7 +32,7 @@ def check_ray(gpus: int) -> None:
             f"Ray is not installed for {sys.executable}: install it there (pip install ray), or leave"
             " --distributed-executor-backend out; several machines work without it as well (--nnodes).",
         )
-    found = _count_gpus()
+    found = _count_gpus(within_s)
     if isinstance(found, str):
         raise Exit(
             EXIT_UNAVAILABLE,
@@ -46,7 +47,7 @@ def check_ray(gpus: int) -> None:
         )
 
 
-def _count_gpus() -> int | str:
+def _count_gpus(within_s: float) -> int | str:
     """Return the number of the cluster's GPUs, or why another process could not count them."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
@@ -54,13 +55,13 @@ def _count_gpus() -> int | str:
     process.start()
     writer.close()
     try:
-        return reader.recv() if reader.poll(CONNECT_S) else f"no answer within {CONNECT_S} s"
+        return reader.recv() if reader.poll(within_s) else f"no answer within {within_s:g} s"
     except EOFError:
         return "Ray ended the process that looked for it; the log has its words"
     finally:
         reader.close()
         process.kill()
-        process.join(CONNECT_S)
+        process.join(within_s)
 
 
 def _report_gpus(writer: Connection) -> None:

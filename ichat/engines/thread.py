@@ -21,7 +21,7 @@ from ichat.engines.adapter import BodyTransform
 from ichat.engines.admission import RETRY_AFTER_S, Admission
 from ichat.engines.asgi import Call
 from ichat.engines.engine import Application, Engine, EngineInfo
-from ichat.engines.engine_loop import WATCH_S, EngineLoop
+from ichat.engines.engine_loop import TIMES, EngineLoop, EngineTimes
 from ichat.engines.kept import KeptConnection
 from ichat.engines.load_phases import LoadTracker
 from ichat.errors import EXIT_SOFTWARE, Exit
@@ -31,11 +31,6 @@ from ichat.http.server import Client
 
 log = logging.getLogger(__name__)
 
-ABORT_S = 10.0
-"""How long an abandoned request may take to end before its connection is closed anyway."""
-UNNOTICED_S = 10.0
-"""How long an engine that died while it loaded may take to report it itself, with more detail."""
-
 Next = Callable[[RequestHead, bytes], Request | None]
 """Returns the request of this head and body if it is for the engine. Called on the engine's loop."""
 
@@ -44,16 +39,23 @@ class EngineThread:
     """An engine on its thread: start it, send it requests, stop it."""
 
     def __init__(
-        self, engine: Engine, argv: Sequence[str], *, client_stall_s: float, load: LoadTracker | None = None
+        self,
+        engine: Engine,
+        argv: Sequence[str],
+        *,
+        client_stall_s: float,
+        load: LoadTracker | None = None,
+        times: EngineTimes = TIMES,
     ) -> None:
         """`load` gets the phases of the engine's load."""
         self._engine = engine
         self.load = load or LoadTracker(engine.name)
         self._argv = argv
         self._stall_s = client_stall_s
+        self._times = times
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop = EngineLoop(engine.why_dead)
+        self._loop = EngineLoop(engine.why_dead, times)
         self._follows = False
         self.failure: Exit | None = None
         """Why the engine ended, if that was not requested."""
@@ -101,10 +103,10 @@ class EngineThread:
     async def watch_loading(self) -> None:
         """Give up an engine that dies while it loads and does not notice itself."""
         while not (self.ready.is_set() or self.ended.is_set()):
-            await trio.sleep(WATCH_S)
+            await trio.sleep(self._times.watch_s)
             why = self._engine.why_dead()
             if why is not None:
-                with trio.move_on_after(UNNOTICED_S):
+                with trio.move_on_after(self._times.unnoticed_s):
                     await self.ended.wait()
                 if not self.ended.is_set():
                     self.fail(why)
@@ -149,10 +151,11 @@ class EngineThread:
                 await done.wait()
             except trio.Cancelled:
                 self._loop.post(kept.client_left)
-                with trio.move_on_after(ABORT_S, shield=True) as waited:
+                abort_s = self._times.abort_s
+                with trio.move_on_after(abort_s, shield=True) as waited:
                     await done.wait()
                 if waited.cancelled_caught:
-                    log.error("%r did not end within %g s of its client leaving", kept.call, ABORT_S)
+                    log.error("%r did not end within %g s of its client leaving", kept.call, abort_s)
                     client.leave_socket()
                 raise
         finally:

@@ -60,13 +60,13 @@ class ManagedRecords(ModelDirectory):
 
     def drain(self, worker: WorkerRecord, *, returns: bool = False) -> None:
         """Send a managed worker no more requests: it is about to be stopped, and started anew if it `returns`."""
-        worker.is_draining, worker.returns = True, worker.returns or returns
+        worker.is_drained, worker.returns = True, worker.returns or returns
         self.refresh(worker)
         self.changed()
 
     def resume(self, worker: WorkerRecord) -> None:
         """Send a managed worker requests again: it is not stopped after all."""
-        worker.is_draining = False
+        worker.is_drained = False
         self.refresh(worker)
         self.changed()
 
@@ -76,7 +76,7 @@ class ManagedRecords(ModelDirectory):
         `end` says how its process ended, if that was not asked for.
         """
         self._begin(worker)
-        worker.is_cold, worker.ready_at, worker.end = True, None, end or worker.end
+        worker.absence, worker.ready_at, worker.end = "cold", None, end or worker.end
         self._record_change(worker)
 
     def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:
@@ -107,7 +107,7 @@ class ManagedRecords(ModelDirectory):
         """Record how a worker ended by itself, and when it will be started again."""
         if not worker.is_down:
             self._break_group_of(worker, end.why)
-        worker.end, worker.is_down, worker.retry_at, worker.ready_at = end, True, retry_at, None
+        worker.end, worker.absence, worker.retry_at, worker.ready_at = end, "down", retry_at, None
         worker.load = None
         self._record_change(worker)
 

@@ -223,7 +223,7 @@ class Registry(ProbedFleet):
             self.version += 1
         self._record(worker, heartbeat, self._clock())
         if not worker.managed:
-            worker.is_down = False
+            worker.absence = ""
         worker.note_steps(heartbeat, worker.heartbeat_at)
 
     def _record(self, worker: WorkerRecord, heartbeat: Heartbeat, now: float) -> None:

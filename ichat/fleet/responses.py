@@ -24,7 +24,7 @@ def holder_of(registry: FleetView, response_id: str) -> WorkerRecord | ResponseM
     if match is None:
         return ResponseMissing(response_id[:128], "no worker gives such an id")
     worker = registry.keeper(match[1])
-    if worker is not None and not (worker.is_down or worker.is_cold):
+    if worker is not None and not worker.absence:
         return worker
     why = "the worker that had it has ended or was started again, and its responses with it"
     return ResponseMissing(response_id, why)

@@ -86,14 +86,15 @@ class WorkerRecord:
     """The names that a managed worker will serve, known before its first heartbeat."""
     end: WorkerEnd | None = None
     """How it last ended by itself; it may have been started again since."""
-    is_down: bool = False
-    """Whether `end` is the current state."""
+    absence: Literal["", "cold", "down"] = ""
+    """Why operators and clients see it without a process, if they do: `down` by `end`, or `cold`.
+
+    A managed worker's is set by the supervisor at each change of its `actual` state, from which its actions follow.
+    """
     retry_at: float | None = None
     """When a worker that is down will be started again; if it is loaded on demand, not before a request."""
     on_demand: bool = False
     """Whether a managed worker has a process only while its model is wanted."""
-    is_cold: bool = False
-    """Whether it has none now, since its model is not wanted."""
     ready_at: float | None = None
     """When a worker that is being loaded will probably be ready."""
     cards: Sequence[ModelCard] = ()
@@ -105,8 +106,8 @@ class WorkerRecord:
     """Whether it was ready in its newest start."""
     returns: bool = False
     """Whether it is drained in order to be started anew."""
-    is_draining: bool = False
-    """Whether it gets no more requests, since it is about to be stopped."""
+    is_drained: bool = False
+    """Whether the supervisor sends it no more requests."""
     is_stale: bool = False
     """Whether its heartbeat is from before the gateway's start."""
     can_return: bool = False
@@ -151,6 +152,16 @@ class WorkerRecord:
         return self.heartbeat.start_id, self.heartbeat.host, self.heartbeat.port
 
     @property
+    def is_down(self) -> bool:
+        """Whether it has ended by itself, and has not been started again."""
+        return self.absence == "down"
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether it has no process, since its model is not wanted."""
+        return self.absence == "cold"
+
+    @property
     def has_failed(self) -> bool:
         """Whether it has ended, and will not be started again by itself."""
         return self.is_down and self.retry_at is None
@@ -164,7 +175,7 @@ class WorkerRecord:
     @property
     def phase(self) -> str:
         """Its current phase, by its newest heartbeat or the gateway's own steps; nothing while it is down."""
-        if self.is_down or self.is_cold:
+        if self.absence:
             return ""
         if self.heartbeat is None:
             return self.load.phase if self.load else ""
@@ -198,7 +209,7 @@ class WorkerRecord:
             return "failed" if self.has_failed else "restarting"
         if self.is_cold:
             return "cold"
-        if self.is_draining and sees_drain:
+        if self.is_drained and sees_drain:
             return "draining"
         if self.heartbeat is None:
             return "starting"
@@ -269,7 +280,7 @@ class WorkerRecord:
         """Forget the facts of its earlier start: there is a new start."""
         self.heartbeat, self.args, self.heartbeat_at, self.lost, self.machine = None, None, -math.inf, None, None
         self.known_since, self.last_healthy_at = math.inf, -math.inf
-        self.is_down, self.retry_at, self.is_draining, self.is_cold = False, None, False, False
+        self.absence, self.retry_at, self.is_drained = "", None, False
         self.was_ready, self.returns = False, False
         self.tag, self.registration = "", None
         self.busy_steps, self.stuck_since = None, math.inf

@@ -85,15 +85,16 @@ class GpuReader:
     A process with several readings, such as a gateway, shares a reader.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read_s: float = READ_S, find_s: float = FIND_S) -> None:
+        self._read_s, self._find_s = read_s, find_s
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<GpuReader{', reading' if self._turn.locked() else ''}>"
 
     async def find(self) -> list[Gpu] | None:
-        """Read the GPUs in a thread, for `FIND_S` at most; None where NVML is not there, or does not answer."""
-        with trio.move_on_after(FIND_S):
+        """Read the GPUs in a thread, for `find_s` at most; None where NVML is not there, or does not answer."""
+        with trio.move_on_after(self._find_s):
             return await trio.to_thread.run_sync(self.read, abandon_on_cancel=True)
         return None
 
@@ -110,8 +111,8 @@ class GpuReader:
         return self._in_turn(_Driver.read_versions)
 
     def _in_turn(self, read: "Callable[[_Driver], _Read | None]") -> "_Read | None":
-        driver = _driver()
-        if driver is None or not self._turn.acquire(timeout=READ_S):
+        driver = _driver(self._read_s)
+        if driver is None or not self._turn.acquire(timeout=self._read_s):
             return None
         try:
             return driver.use(read)
@@ -133,7 +134,7 @@ def has_nvidia() -> bool:
     return False
 
 
-def _driver() -> "_Driver | None":
+def _driver(read_s: float) -> "_Driver | None":
     if _MODULE not in sys.modules and not has_nvidia():
         return None  # its module costs memory, and is of no use
     try:
@@ -141,13 +142,13 @@ def _driver() -> "_Driver | None":
     except (ImportError, SyntaxError, OSError, Warning):
         return None
     error = getattr(nvml, "NVMLError", None)
-    return _Driver(nvml, error) if isinstance(error, type) and issubclass(error, Exception) else None
+    return _Driver(nvml, error, read_s) if isinstance(error, type) and issubclass(error, Exception) else None
 
 
 class _Driver:
     """NVML for the time of a reading: values that it cannot report are None."""
 
-    def __init__(self, nvml: Any, error: type[Exception]) -> None:
+    def __init__(self, nvml: Any, error: type[Exception], read_s: float) -> None:
         self._nvml = nvml
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", error)  # an older driver lacks a call; no NVMLError
         self._absent = (AttributeError, *({mismatch} - {error}))
@@ -155,7 +156,7 @@ class _Driver:
             error, mismatch, AttributeError, OSError, TypeError, ValueError, LookupError, RuntimeError,
             ctypes.ArgumentError,
         )  # fmt: skip
-        self._deadline = time.monotonic() + READ_S
+        self._read_s, self._deadline = read_s, time.monotonic() + read_s
         self._why = ""
 
     def use(self, read: "Callable[[_Driver], _Read | None]") -> "_Read | None":
@@ -184,7 +185,7 @@ class _Driver:
 
     def _ask(self, call: str, *args: Any) -> Any:
         if time.monotonic() > self._deadline:
-            self._why = f"the driver has not told everything within {READ_S:g} s"
+            self._why = f"the driver has not told everything within {self._read_s:g} s"
             return None
         try:
             return getattr(self._nvml, call)(*args)

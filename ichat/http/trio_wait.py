@@ -102,6 +102,7 @@ class _HubFirst:
         self._get_own_events = parts.io_manager.get_events
         self._runnable = parts.runnable
         self._serve = events.serve
+        self._now = parts.runner.clock.current_time
         self._has_own = False
 
     def __getattr__(self, name: str) -> Any:
@@ -119,10 +120,10 @@ class _HubFirst:
         As Trio demands, the list is empty only if the time is over or a task is runnable.
         """
         self._has_own = False
-        until = trio.current_time() + timeout if timeout > 0 else 0.0
+        until = self._now() + timeout if timeout > 0 else 0.0
         served = self._serve(timeout)
         while served and not self._has_own and not self._runnable:
-            rest_s = until - trio.current_time()
+            rest_s = until - self._now()
             if rest_s <= 0:
                 self._own.force_wakeup()  # or Trio would assume that nothing happened in this time
                 self._has_own = True

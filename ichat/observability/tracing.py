@@ -44,8 +44,6 @@ _OPERATIONS = {
 }
 """The names of the routes' requests in OpenTelemetry's conventions for generative AI."""
 
-_NOT_ZERO = 1 << 64 | 1
-"""Neither the 128 bits of a trace nor the 64 of a span may all be zero."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 """The text that is passed on: the access log uses the trace's id, and the upstream validates the rest."""
 
@@ -81,14 +79,14 @@ class Tracing:
         for name, value in headers:
             if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
                 return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
-        ids = f"{random.getrandbits(192) | _NOT_ZERO:048x}"
-        return Trace(ids[:32], [(b"traceparent", f"00-{ids[:32]}-{ids[32:]}-00".encode())])
+        trace_id = f"{random.getrandbits(128) | 1:032x}"
+        return Trace(trace_id, ((b"traceparent", b"00-%b-%016x-00" % (trace_id.encode(), random.getrandbits(64) | 1)),))
 
     def ended(self, record: RequestRecord) -> None:
         """End the span of a request; see `RecordSink`."""
 
-    def close(self) -> None:
-        """Send the remaining spans; it blocks for `CLOSE_S` at most."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Send the remaining spans; it blocks for `within_s` at most."""
 
 
 class SpanTracing(Tracing):
@@ -154,12 +152,12 @@ class SpanTracing(Tracing):
                 span.set_status(self._api.StatusCode.ERROR)
         span.end()
 
-    def close(self) -> None:
+    def close(self, within_s: float = CLOSE_S) -> None:
         thread = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         thread.start()
-        thread.join(CLOSE_S)
+        thread.join(within_s)
         if thread.is_alive():
-            log.warning("the last spans could not be sent within %g s", CLOSE_S)
+            log.warning("the last spans could not be sent within %g s", within_s)
 
 
 def open_tracing() -> Tracing:

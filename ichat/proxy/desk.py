@@ -13,13 +13,22 @@ import trio
 
 from ichat.fleet.model_list import near_models
 from ichat.fleet.waiting import wait_lease
-from ichat.http.heads import Headers
 from ichat.protocol.messages import WORKER_HEADER
 from ichat.protocol.prefixes import BOUNDARIES, PREFIX_HEADER, chain_header
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure, WaitBound, no_lease
-from ichat.proxy.steps import AttemptStep, Lookup, Outcome, Wait
+from ichat.proxy.steps import (
+    AttemptStep,
+    Found,
+    HeaderPairs,
+    Lookup,
+    Outcome,
+    RequestRoute,
+    Step,
+    Wait,
+    next_step,
+)
 from ichat.proxy.stream_comments import begin_load, end_load
 from ichat.proxy.targets import reason_of_refusal, seems_too_long
 from ichat.proxy.token_usage import ReportedUsage
@@ -34,38 +43,70 @@ log = logging.getLogger(__name__)
 
 WRONG_MAX = 8
 """After this many wrong matches of an endpoint in a row, stop recording the prefixes that it gets."""
-_ALONE, _WAITED = Outcome("alone"), Outcome("waited")
+_ALONE, _WAITED, _SEEMS_TOO_LONG = Outcome("alone"), Outcome("waited"), Outcome("seems_too_long")
 
 
-@attrs.define(eq=False)
 class Desk:
-    """Finds endpoints for a request, and learns from their responses."""
+    """Decides where a request goes: finds endpoints for it, and learns from their responses.
 
-    _context: GatewayContext
-    _progress: RequestProgress
-    session: bytes = b""
-    """Requests of the same session go to the same endpoint; empty: it has none."""
-    only: Endpoint | None = None
-    """The only endpoint that can answer, if there is just one of them: it keeps the response in question."""
-    lease: Lease | None = None
-    """The place at the endpoint that was found, until the attempt there has ended."""
-    _routing: RoutingRequest | None = None
-    """The request as the balancer sees it, for the current model."""
-    _failed: dict[str, Endpoint] = attrs.field(factory=dict[str, Endpoint], init=False)
-    """The endpoints that were asked in vain, by their ids."""
+    It never sees the request's body, only sums of its prefix. `begin`, `go_on` and `wait` return the next step that is
+    carried out elsewhere: an `AttemptStep`, a `Wait`, `Refuse` or `Done`.
+    """
 
-    def seems_too_long(self, step: Lookup) -> bool:
+    __slots__ = ("_context", "_failed", "_progress", "_routing", "lease", "only", "session")
+
+    def __init__(self, context: GatewayContext, progress: RequestProgress, session: bytes) -> None:
+        """Requests of the same `session` go to the same endpoint; empty: it has none."""
+        self._context = context
+        self._progress = progress
+        self.session = session
+        self.only: Endpoint | None = None
+        """The only endpoint that can answer, if there is just one of them: it keeps the response in question."""
+        self.lease: Lease | None = None
+        """The place at the endpoint that was found, until the attempt there has ended."""
+        self._routing: RoutingRequest | None = None
+        """The request as the balancer sees it, for the current model."""
+        self._failed: dict[str, Endpoint] | None = None
+        """The endpoints that were asked in vain, by their ids."""
+
+    def __repr__(self) -> str:
+        return f"<Desk of {self._progress!r}>"
+
+    def begin(self, route: RequestRoute, step: Step) -> Step:
+        """Return the step of a request that begins: `step` is its first, as its route has it."""
+        progress = self._progress
+        progress.route, progress.model = route, route.model
+        while isinstance(step, Lookup):
+            is_too_long = progress.prompt_bytes and step.longer and self._seems_too_long(step)
+            outcome = _SEEMS_TOO_LONG if is_too_long else self._look_up(step)
+            route, step = next_step(route, outcome, self._context.pool.hub.now)
+            progress.route, progress.model = route, route.model
+        return step
+
+    def go_on(self, outcome: Outcome | Found) -> Step:
+        """Return the next step of a request after an attempt or a wait."""
+        return self.begin(*next_step(self._progress.route, outcome, self._context.pool.hub.now))
+
+    async def wait(self, step: Wait) -> Step:
+        """Wait for a while, or for a place at an endpoint, and return the next step."""
+        if step.kind == "place":
+            return self.go_on(await self._wait_for_place(step.seconds))
+        await trio.sleep(step.seconds)
+        return self.go_on(_WAITED)
+
+    def _seems_too_long(self, step: Lookup) -> bool:
         """Return whether the prompt seems too long for a model, and not for the model for longer prompts."""
         registry, lengths = self._context.registry, self._context.prompt_lengths
         return seems_too_long(registry, lengths, step.model, step.longer, self._progress.prompt_bytes)
 
-    def look_up(self, step: Lookup) -> Outcome:
-        """Lease an endpoint that has a free place now. The desk never sees the request's body, only its sums."""
+    def _look_up(self, step: Lookup) -> Outcome | Found:
+        """Lease an endpoint that has a free place now."""
         context, progress, routing = self._context, self._progress, self._routing
         if routing is None or routing.model != step.model:
             routing = self._routing_for(step)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
-            excluded = tuple(self._failed[one] for one in step.excluded)
+            failed = self._failed or {}
+            excluded = tuple(failed[one] for one in step.excluded)
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
         self._routing = routing
         if step.excluded and not context.balancer.has_alternative(routing):
@@ -88,17 +129,14 @@ class Desk:
             routing.make_prefix = partial(_chain_for, self._progress, step)
         return routing
 
-    async def wait(self, step: Wait) -> Outcome:
-        """Wait for a while, or for a place at an endpoint."""
-        if step.kind == "pause":
-            await trio.sleep(step.seconds)
-            return _WAITED
+    async def _wait_for_place(self, queue_s: float) -> Outcome | Found:
+        """Wait for a place at an endpoint, in queues for `queue_s` at most."""
         progress, routing, since = self._progress, self._routing, trio.current_time()
         assert routing is not None
         progress.is_waiting, progress.load_bound = True, None
         try:
             lease = await wait_lease(
-                self._context.balancer, routing, step.seconds, partial(begin_load, self._context, progress)
+                self._context.balancer, routing, queue_s, partial(begin_load, self._context, progress)
             )
         finally:
             waited_s = trio.current_time() - since
@@ -111,29 +149,21 @@ class Desk:
             return self._found(lease)
         return self._refused(lease, reason_of_refusal(lease, has_waited=True), progress.load_bound)
 
-    def _found(self, lease: Lease) -> Outcome:
-        """Return the outcome of a search: the endpoint, and the headers that are known of it now."""
+    def _found(self, lease: Lease) -> Found:
+        """Return the endpoint that was found, and the headers that are known of it now."""
         context, progress, endpoint = self._context, self._progress, lease.endpoint
         self.lease = lease
-        progress.worker = endpoint.id.decode()
-        first_byte_s, stall_s = timeouts_of(self._context, endpoint)
-        prefix, settings = progress.prefix, context.settings
-        request_head = [] if progress.trace is None else [*progress.trace.headers]
+        worker = progress.worker = endpoint.id.decode()
+        prefix, settings, trace = progress.prefix, context.settings, progress.trace
+        request_head = () if trace is None else tuple(trace.headers)
         if prefix is not None and endpoint.reports_prefixes:
-            request_head.append((PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
-        response_head: Headers = []
+            request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
+        response_head: HeaderPairs = ()
         if endpoint.id and settings.worker_header:
-            response_head.append((WORKER_HEADER, endpoint.id))
+            response_head = ((WORKER_HEADER, endpoint.id),)
         if prefix is not None and settings.prefix_header:
-            response_head.append((PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
-        return Outcome(
-            "found",
-            progress.worker,
-            first_byte_s=first_byte_s,
-            stall_s=stall_s,
-            request_head=tuple(request_head),
-            response_head=tuple(response_head),
-        )
+            response_head = (*response_head, (PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
+        return Found(worker, *timeouts_of(context, endpoint), request_head, response_head)
 
     def _refused(self, refusal: Refusal, reason: str, bound: WaitBound | None = None) -> Outcome:
         """Return the outcome of a refusal; `bound` is that of the load that it waited for, if it did."""
@@ -147,6 +177,8 @@ class Desk:
     def note_failure(self, endpoint: Endpoint, step: AttemptStep, outcome: Outcome) -> None:
         """Record that an endpoint has not answered the request, or not to the end: later steps name it by its id."""
         kind, now, prefix = outcome.kind, trio.current_time(), self._progress.prefix
+        if self._failed is None:
+            self._failed = {}
         self._failed[step.endpoint] = endpoint
         _log_failure(self._progress, endpoint, outcome)
         if kind in ("unreachable", "declined", "too_long") and prefix is not None:

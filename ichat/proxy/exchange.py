@@ -1,13 +1,11 @@
 """A request on its way through the gateway: its steps are carried out, until it has ended.
 
-`steps.next_step` decides on each step by the outcome of the last. The desk knows the endpoints; here are the client
-and the body.
+The desk decides on each step by the outcome of the last. It knows the endpoints; here are the client and the body.
 """
-
-import trio
 
 from ichat.errors import ApiError
 from ichat.http.heads import Headers
+from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.request_body import NO_BODY, RequestBody
 from ichat.http.server import Client, Taker
@@ -24,7 +22,19 @@ from ichat.proxy.model_request import ModelRequest, read_model_request
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure, over_limit
 from ichat.proxy.shadow import copy_of, is_copied
-from ichat.proxy.steps import AttemptStep, BodyEdits, Done, Lookup, Outcome, Refuse, RequestRoute, Wait, next_step
+from ichat.proxy.steps import (
+    ANSWERED,
+    BEGUN,
+    NO_EDITS,
+    AttemptStep,
+    Outcome,
+    Refuse,
+    RequestRoute,
+    Step,
+    Wait,
+    next_step,
+    plain_start,
+)
 from ichat.proxy.stream_comments import make_keepalive
 from ichat.proxy.targets import body_for, route_along
 from ichat.proxy.token_usage import usage_reader
@@ -38,8 +48,6 @@ from ichat.security.grant import admit, grant_of
 from ichat.security.rate_limits import QuotaRefusal
 
 _USAGE_WANTED = usage_wanted("")
-_BEGUN, _SEEMS_TOO_LONG = Outcome("begun"), Outcome("seems_too_long")
-_NO_EDITS = BodyEdits()
 
 
 class Exchange:
@@ -49,10 +57,11 @@ class Exchange:
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
         self._context = context
-        self.progress = RequestProgress(request, client, caller, request.path, trio.current_time(), len(request.body))
+        now = context.pool.hub.update_clock()
+        self.progress = RequestProgress(request, client, caller, request.path, now, len(request.body))
         self._alias: Alias | None = None
         """The name that it asks for, if that stands for models."""
-        self._edits = _NO_EDITS
+        self._edits = NO_EDITS
         """Those that its body has now."""
         session = request.by_name.get(context.session_header, b"")
         self._desk = Desk(context, self.progress, session)
@@ -70,9 +79,9 @@ class Exchange:
             name = aliases.name_for(name, context.registry.has)
         self._admit(asked.model, name)
         try:
-            route = self._route(asked, name)
+            route, step = self._begin(asked, name)
             del asked  # the response may last an hour
-            await self._follow_with_comments(route)
+            await self._follow(self._desk.begin(route, step))
         finally:
             self._close_grant()
 
@@ -86,7 +95,7 @@ class Exchange:
         progress.model, self._desk.only = kept_response(self._context, progress.request, progress.caller)
         self._admit()
         try:
-            await self._follow(self._plain_route())
+            await self._follow(self._desk.begin(*self._plain_start()))
         finally:
             self._close_grant()
 
@@ -100,7 +109,11 @@ class Exchange:
             "", "", request_head=tuple(internal), first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True
         )
         sink = ClientSink(progress, taker, progress.request.version, [], is_control=True)
-        outcome = await self._exchange_with(endpoint, step, sink)
+        leg = progress.leg = await self._leg_to(endpoint, step, sink)
+        try:
+            outcome = await leg.run()
+        finally:
+            progress.note_end_of(leg)
         if outcome.failure is not None and outcome.kind != "cut":
             raise outcome.failure.error()
 
@@ -118,18 +131,18 @@ class Exchange:
         if progress.usage is None:
             progress.count_tokens()
         used = progress.usage
-        progress.grant.close(0 if used is None else used.input + used.output, trio.current_time())
+        now = self._context.pool.hub.update_clock()
+        progress.grant.close(0 if used is None else used.input + used.output, now)
 
     # The route at the beginning.
 
-    def _plain_route(self) -> RequestRoute:
-        """Return the route to a single model."""
-        return RequestRoute(
-            self.progress.model, queue_s=self._context.timeouts.queue_s, is_bound=self._desk.only is not None
-        )
+    def _plain_start(self) -> tuple[RequestRoute, Step]:
+        """Return the route to a single model, and its first step."""
+        is_bound = self._desk.only is not None
+        return plain_start(self.progress.model, self._context.timeouts.queue_s, is_bound=is_bound)
 
-    def _route(self, asked: ModelRequest, name: str) -> RequestRoute:
-        """Return the models or the endpoint that the request may go to. Raises ApiError 404."""
+    def _begin(self, asked: ModelRequest, name: str) -> tuple[RequestRoute, Step]:
+        """Return the models or the endpoint that the request may go to, and the first step. Raises ApiError 404."""
         context, progress, request = self._context, self.progress, self.progress.request
         progress.is_background = asked.is_background
         progress.is_suspect = not progress.grant.may_steer and is_suspect(asked.body.names, request.by_name)
@@ -143,28 +156,39 @@ class Exchange:
             if self._desk.only is not None:
                 check_continued(context, progress.caller, asked.previous_response_id)
         if plan is None:
-            return self._plain_route()
+            return self._plain_start()
         alias = self._alias = plan.alias
         if alias.longer is not None and is_measurable(request.path, asked.body.names, request.body):
             progress.prompt_bytes = len(request.body)
         progress.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, self._desk.session)
         repeats_until = progress.started_at + context.timeouts.first_byte_s
-        return route_along(
-            plan,
-            repeats_until=repeats_until,
-            queue_s=context.timeouts.queue_s,
-            is_bound=self._desk.only is not None,
-        )
+        is_bound, queue_s = self._desk.only is not None, context.timeouts.queue_s
+        route = route_along(plan, repeats_until=repeats_until, queue_s=queue_s, is_bound=is_bound)
+        return next_step(route, BEGUN, progress.started_at)
 
     # The loop.
 
-    async def _follow_with_comments(self, route: RequestRoute) -> None:
-        """Follow a route; an error after the first comment of a stream is its last event. A load has comments, too."""
+    async def _follow(self, step: Step) -> None:
+        """Carry out the steps of a request until it has ended. Raises ApiError if nothing has been sent.
+
+        An error after the first comment of a stream is its last event. Comments may begin with a load, too.
+        """
         progress = self.progress
+        if progress.keepalive is not None:
+            progress.keepalive.start()
         try:
-            if progress.keepalive is not None:
-                progress.keepalive.start()
-            await self._follow(route)
+            while True:
+                if isinstance(step, AttemptStep):
+                    outcome = await self._attempt(step)
+                    if outcome.failure is None:  # then it is done
+                        return
+                    step = self._desk.go_on(outcome)
+                elif isinstance(step, Wait):
+                    step = await self._desk.wait(step)
+                elif isinstance(step, Refuse):
+                    raise step.failure.error()
+                else:
+                    return
         except ApiError as error:
             if progress.keepalive is None or not progress.keepalive.has_begun:
                 raise
@@ -172,84 +196,55 @@ class Exchange:
             await progress.client.end_with_event(error.event(progress.path))
         finally:
             if progress.keepalive is not None:
-                progress.keepalive.stop()
-                if progress.keepalive.has_begun:
-                    progress.status = 200
+                self._end_comments(progress.keepalive)
 
-    async def _follow(self, route: RequestRoute) -> None:
-        """Carry out the steps of a request until it has ended. Raises ApiError if nothing has been sent."""
-        progress, outcome, hub = self.progress, _BEGUN, self._context.pool.hub
-        while True:
-            route, step = next_step(route, outcome, hub.now)
-            progress.route, progress.model = route, route.model
-            match step:
-                case Lookup():
-                    if step.edits == self._edits:
-                        outcome = self._look_up(step)
-                    else:
-                        outcome = await self._edit_and_look_up(step)
-                case AttemptStep():
-                    outcome = await self._attempt(step)
-                    if outcome.failure is None:  # then it is done
-                        return
-                case Done():
-                    return
-                case Wait():
-                    outcome = await self._desk.wait(step)
-                case Refuse():
-                    raise step.failure.error()
-
-    async def _edit_and_look_up(self, step: Lookup) -> Outcome:
-        """Edit the body for a model, and find an endpoint of it. Raises ApiError 400 for a body that has no members."""
-        if not self._seems_too_long(step):
-            progress, self._edits = self.progress, step.edits
-            progress.body = await body_for(progress.body, step.edits, progress.route.name)
-        return self._look_up(step)
-
-    def _look_up(self, step: Lookup) -> Outcome:
-        """Find an endpoint of a model, if its prompt does not seem too long."""
-        return _SEEMS_TOO_LONG if self._seems_too_long(step) else self._desk.look_up(step)
-
-    def _seems_too_long(self, step: Lookup) -> bool:
-        return bool(step.longer and self.progress.prompt_bytes) and self._desk.seems_too_long(step)
+    def _end_comments(self, keepalive: KeepAlive) -> None:
+        keepalive.stop()
+        if keepalive.has_begun:
+            self.progress.status = 200
 
     # An attempt.
 
     async def _attempt(self, step: AttemptStep) -> Outcome:
         """Send the request to the endpoint that was found, and its response to the client."""
-        context, progress, lease = self._context, self.progress, self._desk.lease
+        context, progress, desk, lease = self._context, self.progress, self._desk, self._desk.lease
         assert lease is not None
         endpoint = lease.endpoint
         try:
+            if step.edits != self._edits:
+                self._edits = step.edits
+                progress.body = await body_for(progress.body, step.edits, progress.route.name)
             if progress.is_background:
-                is_limited = context.quotas.bounds_tokens(progress.grant.key_name)
-                progress.ticket = context.late_usage.begin(
-                    endpoint, progress.grant.key_name, step.model, is_limited=is_limited
-                )
-            sink = ClientSink(
-                progress, progress.client, progress.request.version, [*step.response_head],
-                shows_overhead=bool(endpoint.id) and context.settings.overhead_header,
-            )  # fmt: skip
-            outcome = await self._exchange_with(endpoint, step, sink)
-            if outcome.failure is None:
+                key = progress.grant.key_name
+                is_limited = context.quotas.bounds_tokens(key)
+                progress.ticket = context.late_usage.begin(endpoint, key, step.model, is_limited=is_limited)
+            shows_overhead = context.settings.overhead_header and bool(endpoint.id)
+            version, added = progress.request.version, [*step.response_head]
+            sink = ClientSink(progress, progress.client, version, added, shows_overhead)
+            leg = progress.leg = await self._leg_to(endpoint, step, sink)
+            try:
+                outcome = await leg.run()
+            finally:
+                progress.note_end_of(leg)
+            if outcome is ANSWERED:
                 progress.count_tokens()
-                self._desk.learn(endpoint)
+                desk.learn(endpoint)
             else:
-                self._desk.note_failure(endpoint, step, outcome)
+                desk.note_failure(endpoint, step, outcome)
         except ApiError as error:
             outcome = Outcome("unfit", step.endpoint, Failure.of(error))
         finally:
-            self._desk.lease = None
+            desk.lease = None
             lease.release()
-        if progress.ticket and (outcome.kind not in ("answered", "cut") or outcome.status >= 400):
+        if progress.ticket and (outcome.kind not in ("answered", "cut") or progress.status >= 400):
             context.late_usage.forget(progress.ticket)
         return outcome
 
-    async def _exchange_with(self, endpoint: Endpoint, step: AttemptStep, sink: ClientSink) -> Outcome:
-        """Send the request to an endpoint. Raises ApiError for a request that it must not get."""
+    async def _leg_to(self, endpoint: Endpoint, step: AttemptStep, sink: ClientSink) -> Leg:
+        """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
         context, progress, request = self._context, self.progress, self.progress.request
         body = progress.body
-        if progress.is_suspect or endpoint.access is not None or endpoint.route is not None:
+        if progress.is_suspect or (endpoint.route is not None and endpoint.route.changes(body)):
             body, dropped = await prepare_body(request, body, endpoint, is_suspect=progress.is_suspect)
             if dropped:
                 context.drop_notices.log_dropped(progress.grant.key_name, dropped)
@@ -258,6 +253,7 @@ class Exchange:
         added = step.request_head
         if usage is not None and endpoint.reports_usage:
             added = (*added, usage_wanted(progress.ticket) if progress.ticket else _USAGE_WANTED)
+        keepalive = progress.keepalive
         pieces = build_upstream_request(
             request,
             body.data,
@@ -265,27 +261,10 @@ class Exchange:
             grant=progress.grant,
             proof=context.auth.proof,
             added=added,
-            reads_response=progress.keepalive is not None or endpoint.route is not None,
+            reads_response=keepalive is not None or endpoint.route is not None,
         )
-        leg = progress.leg = Leg(
-            context.pool,
-            endpoint,
-            step,
-            sink,
-            pieces,
-            request.method,
-            usage,
-            context.gaps(step.model) if step.model else None,
-            progress.keepalive,
-            self._heard,
-        )
-        del pieces, body
-        try:
-            return await leg.run()
-        finally:
-            del leg.sink, leg.heard  # they lead back to the leg, and the garbage collector must have nothing to do
-            if leg.answered_at is not None:
-                progress.status, progress.error = leg.status, leg.error
+        gaps = context.gaps(step.model) if step.model else None
+        return Leg(context.pool, endpoint, step, sink, pieces, request.method, usage, gaps, keepalive, self._heard)
 
     def _heard(self, leg: Leg) -> None:
         """Called when a response begins: from here on the request is sent nowhere else, and its body is freed."""

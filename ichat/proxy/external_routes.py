@@ -32,6 +32,10 @@ class Route:
     """The path of its health check; empty if it has none."""
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
 
+    def changes(self, body: RequestBody) -> bool:
+        """Return whether the upstream may get another body."""
+        return self.upstream_model is not None or not (body.is_form or self.rules.names.isdisjoint(body.names))
+
     async def rewrite(self, body: RequestBody, path: bytes) -> RequestBody:
         """Return the body for the upstream: its own name for the model, without the parameters to drop.
 

@@ -102,8 +102,6 @@ class Gateway:
         ]
         """Each of them gets the record of each request when the request has ended."""
         self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {
-            "model": self._answer_model,
-            "engine": self._answer_engine,
             "response": self._answer_response,
             "preflight": self._answer_preflight,
             "worker": self._answer_worker,
@@ -169,7 +167,12 @@ class Gateway:
         exchange, phase = Exchange(self.context, request, client, caller), ""
         progress = exchange.progress
         try:
-            await self._answers[kind_of(request, self.cors)](exchange, request, client)
+            kind = kind_of(request, self.cors)
+            if kind in ("model", "engine"):
+                self._begin(progress, request, is_known=kind == "model")
+                await exchange.forward()
+            else:
+                await self._answers[kind](exchange, request, client)
         except ApiError as error:
             progress.ended(error.status, error.code)
             self._metrics.refused(error.limit or error.code, caller.key_name)
@@ -183,17 +186,9 @@ class Gateway:
             raise
         finally:
             self.in_flight.requests.pop(progress, None)
-            record = progress.record(phase)
+            record = progress.record(phase, self.context.pool.hub.update_clock())
             for sink in self._sinks:
                 sink.ended(record)
-
-    async def _answer_model(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange.progress, request, is_known=True)
-        await exchange.forward()
-
-    async def _answer_engine(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange.progress, request, is_known=False)
-        await exchange.forward()
 
     async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
         self._begin(exchange.progress, request, is_known=False)

@@ -23,7 +23,7 @@ from ichat.http.relay import Relay
 from ichat.http.server import Taker
 from ichat.protocol.messages import CODE_HEADER, WHY_HEADER, sentence
 from ichat.proxy.refusals import Failure
-from ichat.proxy.steps import AttemptStep, Outcome, OutcomeKind, is_rejected
+from ichat.proxy.steps import ANSWERED, AttemptStep, Outcome, OutcomeKind, is_rejected
 from ichat.proxy.token_usage import ReportedUsage, TokenUsage
 from ichat.routing.endpoint import Endpoint
 
@@ -145,29 +145,40 @@ class Leg:
         is sent once more, on a fresh connection. If that breaks later, or cannot be made, the request may have been
         worked on, and may be the reason: it goes nowhere else.
         """
-        upstream, earlier = self.endpoint.upstream, None
-        connection = self.pool.acquire(upstream)
-        if connection is not None:
-            earlier = await self._send_on(connection)
-            if earlier is None:
-                return self._outcome("answered")
-            soon = self.asked_at is not None and trio.current_time() - self.asked_at < KEPT_RACE_S
-            if earlier.answered or earlier.timed_out or not soon:
-                return await self._failed(earlier)
-        try:
-            connection = await self.pool.connect(upstream)
-        except ApiError as error:
-            if earlier is not None:
-                return self._outcome("broken", errors.upstream_failed(upstream.name, str(earlier)), str(earlier))
-            return self._outcome("unreachable" if error.code == "upstream_unreachable" else "unfit", error)
-        lost = await self._send_on(connection)
-        return self._outcome("answered") if lost is None else await self._failed(lost)
+        upstream, pool, earlier = self.endpoint.upstream, self.pool, None
+        connection = pool.acquire(upstream)
+        while True:
+            is_fresh = connection is None
+            if connection is None:
+                try:
+                    connection = await pool.connect(upstream)
+                except ApiError as error:
+                    if earlier is not None:
+                        return self._outcome(
+                            "broken", errors.upstream_failed(upstream.name, str(earlier)), str(earlier)
+                        )
+                    return self._outcome("unreachable" if error.code == "upstream_unreachable" else "unfit", error)
+            relay = self._relay_on(connection)
+            asked_at = self.asked_at = pool.hub.now  # the relay has just looked at the clock
+            try:
+                await relay.run([*self.pieces])
+            except UpstreamError as error:
+                lost = error.with_traceback(None)
+            else:
+                if relay.reusable:
+                    pool.release(connection)
+                    connection = None
+                return ANSWERED
+            finally:
+                if connection is not None:
+                    pool.discard(connection)
+            soon = trio.current_time() - asked_at < KEPT_RACE_S
+            if is_fresh or lost.answered or lost.timed_out or not soon:
+                return await self._failed(lost)
+            earlier, connection = lost, None
 
-    async def _send_on(self, connection: Connection) -> UpstreamError | None:
-        """Send the request on a connection, relay the response, and keep or close the connection.
-
-        Returns why the response is not whole.
-        """
+    def _relay_on(self, connection: Connection) -> Relay:
+        """Return the relay of the request and its response on a connection."""
         usage, step = self.usage, self.step
         relay = self.relay = Relay(
             connection,
@@ -181,20 +192,7 @@ class Leg:
         )
         if self.keepalive is not None:
             self.keepalive.response = relay
-        pieces = [*self.pieces]
-        self.asked_at = trio.current_time()
-        clean = False
-        try:
-            await relay.run(pieces)
-            clean = relay.reusable
-        except UpstreamError as lost:
-            return lost.with_traceback(None)
-        finally:
-            if clean:
-                self.pool.release(connection)
-            else:
-                self.pool.discard(connection)
-        return None
+        return relay
 
     async def _failed(self, lost: UpstreamError) -> Outcome:
         """Return the outcome of a response that did not arrive whole, after what can be done for the client."""

@@ -15,6 +15,7 @@ from ichat.proxy.upstream_request import hops_of
 
 HOPS_MAX = 4
 _CONTENT_TYPE = b"content-type"
+_JSON = b"application/json"
 _URL_ENCODED = b"application/x-www-form-urlencoded"
 """The type of bodies from which engines would read fields, where the gateway reads JSON."""
 _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id", "background"))
@@ -50,7 +51,8 @@ async def read_model_request(request: Request) -> ModelRequest:
         check_path(request.path)
     if HOP_HEADER in request.by_name and hops_of(request.by_name) >= HOPS_MAX:
         raise errors.loop_detected()
-    _check_content_type(request)
+    if request.by_name.get(_CONTENT_TYPE) != _JSON or len(request.by_name) < len(request.headers):
+        _check_content_type(request)
     content_type = form_type(request.by_name)
     if content_type:
         form = await read_form(request.body, content_type)

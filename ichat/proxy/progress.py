@@ -1,7 +1,6 @@
 """How far a request has got: the only object about it that changes. The record of its end is made of it."""
 
 import attrs
-import trio
 
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
@@ -101,6 +100,15 @@ class RequestProgress:
         """Note how it has ended; `bytes_out` is the size of a response of the gateway's own."""
         self.status, self.error, self.bytes_out = status, error, bytes_out
 
+    def note_end_of(self, leg: Leg) -> None:
+        """Note how the newest exchange has ended, if its response had begun, and let the leg lead back to nothing.
+
+        The garbage collector must have nothing to do.
+        """
+        del leg.sink, leg.heard
+        if leg.answered_at is not None:
+            self.status, self.error = leg.status, leg.error
+
     @property
     def is_answered(self) -> bool:
         """Whether a response has begun."""
@@ -142,23 +150,23 @@ class RequestProgress:
             has_left=self.client.has_left, is_good=is_good, is_stream=leg.is_stream,
         )  # fmt: skip
 
-    def record(self, phase: str) -> RequestRecord:
-        """Return the facts of the request that has ended now; `phase` is how far it had got if it was cut off."""
+    def record(self, phase: str, now: float) -> RequestRecord:
+        """Return the facts of the request that has ended; `phase` is how far it had got if it was cut off."""
         request, leg, route, trace = self.request, self.leg, self.route, self.trace
-        key, received = self.caller.key, None if leg is None or leg.relay is None else leg.relay.body
+        received = None if leg is None or leg.relay is None else leg.relay.body
         return RequestRecord(
             id=request.id.decode(),
             client=client_address(self.caller, self.client.peer),
             method=request.method.decode("latin-1"),
             path=shown_path(request.path),
             route=LABELS.get(self.path, OTHER),
-            key_name="" if key is None else key.name,
+            key_name=self.caller.key_name,
             model=self.model,
             status=self.status,
             error=self.error,
             phase=phase,
             started_at=self.started_at,
-            ended_at=trio.current_time(),
+            ended_at=now,
             queued_s=self.queued_s,
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out if received is None else received.bytes_out,

@@ -129,7 +129,7 @@ class RequestsInFlight:
 
 def _view_of(progress: RequestProgress, now: float) -> RequestView:
     phase, age_s = progress.phase, now - progress.started_at
-    record: RequestRecord = progress.record(phase)
+    record: RequestRecord = progress.record(phase, now)
     is_stream = progress.is_stream or phase in ("first_token", "streaming")
     return RequestView(
         id=record.id,

@@ -156,10 +156,11 @@ class Shadows:
         usage = TokenUsage(copy.request.path)
         began, result = trio.current_time(), "cancelled"
         try:
-            outcome = await (await self._leg_of(copy, lease.endpoint, usage)).run()
+            leg = await self._leg_of(copy, lease.endpoint, usage)
+            outcome = await leg.run()
             result = "timeout" if outcome.kind == "late" else "failed"
             if outcome.kind == "answered":
-                result, said = str(outcome.status), usage.said()
+                result, said = str(leg.status), usage.said()
                 self._counts.add_response(copy.model, trio.current_time() - began, 0 if said is None else said.total)
             elif outcome.failure is not None:
                 log.info("a copy for %s failed: %s", copy.alias, outcome.failure.message)

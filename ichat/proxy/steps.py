@@ -9,6 +9,7 @@ A request goes to another endpoint of its model only where no endpoint can have 
 model only before the client has a byte of a response, and only for the reasons that its name allows.
 """
 
+import functools
 import urllib.parse
 from typing import Literal, NamedTuple
 
@@ -27,6 +28,8 @@ TOO_LONG, SEEMS_TOO_LONG = "too_long", "seems_too_long"
 AGAIN_FIRST_S = 0.25
 """The pause before the only endpoint of a model is asked again; twice as long each further time."""
 AGAIN_LONGEST_S = 4.0
+STARTS_MAX = 256
+"""The number of models of which the first step of a request is kept."""
 _AGAIN = frozenset(("5xx", "429", "timeout"))
 """Reasons for which the same external route may be asked again."""
 _PASSED_OVER = {
@@ -37,15 +40,15 @@ _PASSED_OVER = {
 """The reason, and the code and the words of the error, of a model that is not waited for."""
 
 OutcomeKind = Literal[
-    "begun", "found", "full", "loadable", "starting", "alone", "seems_too_long", "refused", "waited",
+    "begun", "full", "loadable", "starting", "alone", "seems_too_long", "refused", "waited",
     "answered", "cut", "left", "cancelled",
     "unreachable", "declined", "rejected", "too_long", "late", "broken", "unfit",
 ]  # fmt: skip
 """`begun`: the request is there, and nothing was tried.
 
-A lookup ends in `found`, or in the state of the model: `full`, `loadable` (it must be loaded), `starting` (it
+A lookup ends in `Found`, or in the state of the model: `full`, `loadable` (it must be loaded), `starting` (it
 starts by itself), `alone` (only the excluded endpoints are left), `seems_too_long` (the prompt, by an estimate), or
-`refused`. A wait ends in `waited`, `found` or `refused`.
+`refused`. A wait ends in `waited`, `Found` or `refused`.
 
 An attempt ends in `answered`, in `cut` (the client has a part of the response), in `left` (the client has gone), in
 `cancelled` (by an operator), or without a response for the client. Then it was `unreachable`, it has `declined` the
@@ -70,6 +73,9 @@ class BodyEdits(NamedTuple):
     """Members that it loses."""
 
 
+NO_EDITS = BodyEdits()
+
+
 class RequestRoute(NamedTuple):
     """The facts of a request, the models that it may be sent to, and how far it has got."""
 
@@ -91,7 +97,7 @@ class RequestRoute(NamedTuple):
     """How long it may wait in queues, in all."""
     is_bound: bool = False
     """Whether a single endpoint can answer it: that keeps the response which the request continues."""
-    edits: BodyEdits = BodyEdits()
+    edits: BodyEdits = NO_EDITS
     """The edits that its name makes in its body, for the current model."""
 
     later: tuple[str, ...] = ()
@@ -125,7 +131,7 @@ class Outcome(NamedTuple):
 
     kind: OutcomeKind
     endpoint: str = ""
-    """The endpoint that was found, or asked, by its id."""
+    """The endpoint that was asked, by its id."""
     failure: Failure | None = None
     """The error for the client, if nothing else can be done."""
     why: str = ""
@@ -140,13 +146,21 @@ class Outcome(NamedTuple):
     """Whether the request cannot be sent again: a response had begun when the attempt failed."""
     waited_s: float = 0.0
     """Of `full` and the like: how long the request has waited in queues until now."""
+
+
+class Found(NamedTuple):
+    """The outcome of a lookup or a wait that has found an endpoint."""
+
+    kind = "found"
+    endpoint: str
+    """By its id."""
     first_byte_s: float = 0.0
-    """Of `found`: how long the endpoint may need until its first byte, and between two bytes (`stall_s`)."""
+    """How long it may need until its first byte, and between two bytes (`stall_s`)."""
     stall_s: float = 0.0
     request_head: HeaderPairs = ()
-    """Of `found`: headers that the request gets for this endpoint."""
+    """Headers that the request gets for it."""
     response_head: HeaderPairs = ()
-    """Of `found`: headers that the client gets with a response of this endpoint."""
+    """Headers that the client gets with its response."""
 
 
 class Lookup(NamedTuple):
@@ -177,7 +191,7 @@ class AttemptStep(NamedTuple):
     """By its id."""
     model: str
     """The model that it serves; empty for the control plane."""
-    edits: BodyEdits = BodyEdits()
+    edits: BodyEdits = NO_EDITS
     request_head: HeaderPairs = ()
     """Headers that the request gets."""
     response_head: HeaderPairs = ()
@@ -209,12 +223,16 @@ class Done:
 Step = Lookup | Wait | AttemptStep | Refuse | Done
 
 
-def next_step(route: RequestRoute, outcome: Outcome, now: float) -> tuple[RequestRoute, Step]:
+BEGUN = Outcome("begun")
+ANSWERED = Outcome("answered")
+
+
+def next_step(route: RequestRoute, outcome: Outcome | Found, now: float) -> tuple[RequestRoute, Step]:
     """Return how a request goes on after the outcome of its last step, and its route as that leaves it."""
     kind = outcome.kind
     if route.newest is not None and kind != "alone":
         route = route._replace(newest=None, tries=route.tries + 1)
-    if kind == "found":
+    if isinstance(outcome, Found):
         return route, _attempt(route, outcome)
     if kind in _ENDS:
         return route, Done()
@@ -234,6 +252,12 @@ def next_step(route: RequestRoute, outcome: Outcome, now: float) -> tuple[Reques
     return _advance(route, outcome.failure, reason, outcome, now)
 
 
+@functools.lru_cache(STARTS_MAX)
+def plain_start(model: str, queue_s: float, *, is_bound: bool = False) -> tuple[RequestRoute, Step]:
+    """Return the route of a request to a single model, and its first step: most requests have the same."""
+    return next_step(RequestRoute(model, queue_s=queue_s, is_bound=is_bound), BEGUN, 0.0)
+
+
 def is_rejected(status: int, rejects: tuple[str, ...]) -> bool:
     """Return whether the client must not get a response of this status; see `AttemptStep.rejects`."""
     return _reason_of_status(status) in rejects
@@ -249,25 +273,23 @@ def _look_up(route: RequestRoute) -> tuple[RequestRoute, Lookup]:
     return route, Lookup(route.model, route.edits, route.excluded, _skips_open(route), longer)
 
 
-def _attempt(route: RequestRoute, found: Outcome) -> AttemptStep:
+def _attempt(route: RequestRoute, found: Found) -> AttemptStep:
     """Return the attempt at an endpoint that was found."""
+    endpoint, first_byte_s, stall_s, request_head, response_head = found
     if not route.name:
-        return AttemptStep(
-            found.endpoint, route.model, request_head=found.request_head, response_head=found.response_head,
-            first_byte_s=found.first_byte_s, stall_s=found.stall_s,
-        )  # fmt: skip
+        return AttemptStep(endpoint, route.model, NO_EDITS, request_head, response_head, first_byte_s, stall_s)
     goes_further = route.has_more or route.again < route.retries
     return AttemptStep(
-        found.endpoint,
+        endpoint,
         route.model,
         route.edits,
-        found.request_head,
-        (*found.response_head, (MODEL_HEADER, shown(route.model)), (ATTEMPTS_HEADER, b"%d" % route.tries)),
-        found.first_byte_s,
-        found.stall_s,
+        request_head,
+        (*response_head, (MODEL_HEADER, shown(route.model)), (ATTEMPTS_HEADER, b"%d" % route.tries)),
+        first_byte_s,
+        stall_s,
         rejects=tuple(one for one in ("429", "5xx") if one in route.goes_on) if goes_further else (),
         has_longer=bool(route.longer) and route.longer != route.model,
-        is_again=route.failed == found.endpoint,
+        is_again=route.failed == endpoint,
     )
 
 

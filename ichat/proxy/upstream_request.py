@@ -53,11 +53,9 @@ async def prepare_body(
 ) -> tuple[RequestBody, Sequence[str]]:
     """Return the body that an endpoint gets, and the names of members and headers that it does not get.
 
-    `is_suspect` says that there may be some that would steer an engine. Raises ApiError for a request that the
-    endpoint must not get: 400, 404.
+    `is_suspect` says that there may be some that would steer an engine. Raises ApiError 400 for a request that the
+    endpoint must not get.
     """
-    if endpoint.access is not None:
-        endpoint.check_path(request.path)
     if endpoint.route is not None:
         return await endpoint.route.rewrite(body, request.path), ()
     return await without_control(body, request.by_name) if is_suspect else (body, ())
@@ -77,7 +75,8 @@ def build_upstream_request(
 
     `proof` shows a worker that its gateway sends the request; it is empty if workers have no token.
 
-    `reads_response` says that the gateway looks into the response, which must not be compressed then.
+    `reads_response` says that the gateway looks into the response, which must not be compressed then. Raises ApiError
+    404 for a path that the gateway's key for the endpoint is not for.
     """
     target = engine_target(request.target)
     upstream = endpoint.upstream
@@ -91,6 +90,7 @@ def build_upstream_request(
         headers.append((HOP_HEADER, b"%d" % (hops_of(request.by_name) + 1)))
     headers = endpoint.headers_for(headers, proof)
     if endpoint.access is not None:
+        endpoint.access.check_path(request.path)
         target = endpoint.access.target_for(target)
     headers.append((b"host", upstream.authority))
     headers.append((b"x-request-id", request.id))

@@ -96,7 +96,7 @@ class WorkerServer:
         own = [(WORKER_HEADER, self.id.encode())]
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
         self.late_usages = LateUsages(lambda: thread.run_in_trio(self.changed))
-        engine.adapter.late_usage = self.late_usages.add
+        engine.adapter.late_usage.add(self.late_usages.add)
         self.grouped: Listeners[[]] = Listeners()
         """Called when the worker turns out to be a member of a group."""
         self._machine_monitor = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)

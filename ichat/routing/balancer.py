@@ -21,7 +21,7 @@ from ichat.routing.availability import (
     Refusal,
     Unknown,
 )
-from ichat.routing.choice import fit_for, has_choice, refusal_of, select
+from ichat.routing.choice import fit_for, has_choice, is_plainly_free, refusal_of, select
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.policies import POLICIES, Policy, Rule
 from ichat.routing.prefix_index import PrefixIndex
@@ -128,6 +128,9 @@ class Balancer:
     ) -> tuple[Endpoint, Rule] | Refusal:
         if not isinstance(found, Ready):
             return found
+        only = found.endpoints[0] if len(found.endpoints) == 1 else None
+        if only is not None and is_plainly_free(only, request) and request.model not in self._queues:
+            return only, "single"
         refusal = refusal_of(fit_for(request, found.endpoints), request, now)
         if refusal is not None:
             return refusal
@@ -203,7 +206,8 @@ class Balancer:
     def _end(self, endpoint: Endpoint, request: RoutingRequest, probe: int) -> None:
         """Count the end of a request that had a lease, and give its place to the next request."""
         endpoint.end_request()
-        endpoint.circuit.end(probe)
+        if probe:
+            endpoint.circuit.end(probe)
         self._policy.on_end(endpoint, request)
         self.dispatch_waiting(endpoint)
 
@@ -283,4 +287,5 @@ class Balancer:
         """Lease this endpoint to a request."""
         chosen.start_request()
         self._policy.on_start(chosen, request, now)
-        return Lease(chosen, request, self._end, chosen.circuit.begin(now))
+        circuit = chosen.circuit
+        return Lease(chosen, request, self._end, 0 if circuit.open_until is None else circuit.begin(now))

@@ -35,6 +35,16 @@ def fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[
     return (request.only,) if request.only in endpoints else ()
 
 
+def is_plainly_free(endpoint: Endpoint, request: RoutingRequest) -> bool:
+    """Return whether a model's only endpoint can have the request, without a look at rare cases."""
+    return (
+        endpoint.in_flight < endpoint.in_flight_max
+        and endpoint.circuit.open_until is None
+        and not request.excluded
+        and request.only is None
+    )
+
+
 def refusal_of(endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> NotReady | None:
     """Return why none of the endpoints will accept the request soon, if so."""
     if not endpoints and request.only is not None:

@@ -33,6 +33,10 @@ class RequestTransform(Protocol):
         """The path of its health check; empty if it has none."""
         ...
 
+    def changes(self, body: RequestBody) -> bool:
+        """Return whether the upstream may get another body."""
+        ...
+
     async def rewrite(self, body: RequestBody, path: bytes) -> RequestBody:
         """Return the body for the upstream; `path` is the request's. Raises ApiError 400."""
         ...
@@ -150,11 +154,6 @@ class Endpoint:
     def has_key(self) -> bool:
         """Whether the gateway has a key of its own for it."""
         return self.access is not None and self.access.has_key
-
-    def check_path(self, path: bytes) -> None:
-        """Raise ApiError 404 for a path that the gateway's key is not for."""
-        if self.access is not None:
-            self.access.check_path(path)
 
     def headers_for(self, headers: Headers, proof: bytes) -> Headers:
         """Return the headers of a request with those that it needs.

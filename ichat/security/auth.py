@@ -87,15 +87,15 @@ class Caller:
     page: Page = attrs.field(factory=Page)
     """The page that sent it, if a page did, as far as it has no key that is known."""
 
-    @property
-    def key_name(self) -> str:
-        """The name of the client's key; empty: it has none, or needs none."""
-        return self.key.name if self.key is not None else ""
+    key_name: str = attrs.field(init=False)
+    """The name of the client's key; empty: it has none, or needs none."""
+    fairness_key: str = attrs.field(init=False)
+    """The owner of the queue share that the request uses: its key, or its address (`http/parties.py`)."""
 
-    @property
-    def fairness_key(self) -> str:
-        """The owner of the queue share that the request uses: its key, or its address (`http/parties.py`)."""
-        return self.key_name or party_of(self.address)
+    def __attrs_post_init__(self) -> None:
+        name = self.key.name if self.key is not None else ""
+        object.__setattr__(self, "key_name", name)
+        object.__setattr__(self, "fairness_key", name or party_of(self.address))
 
 
 def bearer_of(value: bytes) -> bytes:

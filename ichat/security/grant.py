@@ -5,6 +5,9 @@ import attrs
 from ichat.security.auth import Auth, Caller
 from ichat.security.rate_limits import QuotaRefusal, QuotaReservation, Quotas
 
+_HAVE_KEYS = frozenset(("data", "admin", "worker", "own"))
+"""The kinds of callers that have sent a key of this gateway."""
+
 
 @attrs.define(eq=False)
 class Grant:
@@ -29,10 +32,9 @@ class Grant:
 
 def grant_of(auth: Auth, caller: Caller, reservation: QuotaReservation | None = None) -> Grant:
     """Return the grant of a caller. There is no reservation where no limit counts: for the control plane."""
-    key, hides_keys = caller.key, auth.has_keys or caller.kind in ("data", "admin", "worker", "own")
-    if key is not None:
-        return Grant(key.name, key.name or caller.fairness_key, key.engine_control, hides_keys, reservation)
-    return Grant("", caller.fairness_key, auth.is_operator(caller), hides_keys, reservation)
+    key, hides_keys = caller.key, auth.has_keys or caller.kind in _HAVE_KEYS
+    may_steer = auth.is_operator(caller) if key is None else key.engine_control
+    return Grant(caller.key_name, caller.fairness_key, may_steer, hides_keys, reservation)
 
 
 def admit(
@@ -46,5 +48,5 @@ def admit(
     key = caller.key
     if model and key is not None and key.models is not None:
         auth.check_model(caller, model, name)
-    reservation = quotas.acquire("" if key is None else key.name, now)
+    reservation = quotas.acquire(caller.key_name, now)
     return reservation if isinstance(reservation, QuotaRefusal) else grant_of(auth, caller, reservation)

@@ -60,7 +60,8 @@ def engines_of(config: Config) -> list[InstalledEngine]:
 class EngineFlags:
     """Asks interpreters, singly, and has their answers kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure_kept_s: float = FAILURE_KEPT_S) -> None:
+        self._failure_kept_s = failure_kept_s
         self._failed: dict[str, tuple[float, str]] = {}
         """When interpreters, as they are, were asked in vain, and the reason."""
         self._lock = trio.Lock()
@@ -122,7 +123,7 @@ class EngineFlags:
     def _check_failed(self, state: str) -> None:
         """Raise ApiError where this interpreter, as it is, was asked in vain just now."""
         failed_at, sentence = self._failed.get(state, (-math.inf, ""))
-        if trio.current_time() < failed_at + FAILURE_KEPT_S:
+        if trio.current_time() < failed_at + self._failure_kept_s:
             raise _unusable(sentence)
 
     def _note_failure(self, state: str, sentence: str) -> None:

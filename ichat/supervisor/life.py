@@ -148,6 +148,11 @@ def phase_of(wanted: Wanted, actual: Actual, state: State) -> Phase:
     return "ready" if isinstance(actual, Serving) else "starting"
 
 
+def absence_of(actual: Actual) -> Literal["", "cold", "stopped", "failed"]:
+    """Return why there is no process; "" if a process runs or is about to be started."""
+    return "" if not isinstance(actual, NoProcess) or actual.kind == "new" else actual.kind
+
+
 def is_drained(wanted: Wanted, actual: Actual, *, on_demand: bool) -> bool | None:
     """Return whether a worker gets no new requests; None while there is no process to send any to.
 

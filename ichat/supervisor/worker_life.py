@@ -9,6 +9,7 @@ import trio
 
 from ichat.config.schema import Restart
 from ichat.fleet.registry import Registry
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.listeners import Listeners
 from ichat.supervisor import life
@@ -82,15 +83,31 @@ class WorkerLife:
         """Note a new actual state."""
         self.set(self.wanted, actual)
 
-    def set(self, wanted: Wanted, actual: Actual) -> None:
-        """Go on with these values. Everything that shows them, or waits for them, hears of a change."""
+    def set(self, wanted: Wanted, actual: Actual, end: WorkerEnd | None = None) -> None:
+        """Go on with these values. Everything that shows them, or waits for them, hears of a change.
+
+        `end` says how a process has ended by itself.
+        """
         if wanted == self.wanted and actual == self.actual:
             return
-        self.wanted, self.actual = wanted, actual
+        before, self.wanted, self.actual = self.actual, wanted, actual
         self._changed()
-        registry, record = self._registry, self._record
+        self._show(before, end)
+
+    def _show(self, before: Actual, end: WorkerEnd | None) -> None:
+        """Have the record show the step from an earlier actual state to the present state."""
+        registry, record, wanted, actual = self._registry, self._record, self.wanted, self.actual
+        earlier, kind = life.absence_of(before), life.absence_of(actual)
+        if isinstance(actual, NoProcess) and kind == "failed" and end is not None:
+            registry.fail(record, end, None if actual.may_start_at == math.inf else actual.may_start_at)
+        elif kind == "cold" and earlier != "cold":
+            registry.cool(record, end)
+        elif kind == "stopped" and not earlier:
+            registry.stopped(record)
+        elif earlier and not kind:
+            registry.restart(record)
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
-        if is_drained is None or is_drained == record.is_draining:
+        if is_drained is None or is_drained == record.is_drained:
             registry.changed()
         elif is_drained:
             registry.drain(record)
@@ -101,7 +118,6 @@ class WorkerLife:
         """Want the model loaded; a worker that was cold is shown as started at once."""
         self.want("loaded", takes_requests=True)
         if isinstance(self.actual, NoProcess) and self.actual.kind == "cold" and self.wanted.state == "loaded":
-            self._registry.restart(self._record)
             self.be(attrs.evolve(self.actual, kind="new"))
 
     def unload(self, drain_s: float | None = None) -> None:
@@ -131,15 +147,12 @@ class WorkerLife:
     def begin(self) -> None:
         """Note that a start begins."""
         assert isinstance(self.actual, NoProcess)
-        if self.actual.kind in ("stopped", "failed"):
-            self._registry.restart(self._record)
         self.failed_change = ""
         self.be(life.begun(self.wanted, self.actual))
 
     def cool(self) -> None:
         """Note that there is no process, and that none is wanted."""
         assert isinstance(self.actual, NoProcess)
-        self._registry.cool(self._record)
         self.be(attrs.evolve(self.actual, kind="cold"))
 
     def forgive(self) -> None:
@@ -150,21 +163,15 @@ class WorkerLife:
 
     def end_run(self, result: RunResult, settings: Restart) -> bool:
         """Note the end of a run; return whether no start follows before an operator or a reload asks for it."""
-        registry, record, now, before = self._registry, self._record, trio.current_time(), self.actual
+        record, now, before = self._record, trio.current_time(), self.actual
         assert isinstance(before, Alive)
         wanted, actual = life.ended(self.wanted, before, result, settings, now, on_demand=record.on_demand)
         is_final = actual.may_start_at == math.inf
-        if result.end is None or actual.kind == "stopped":
-            registry.stopped(record)
-        else:
+        if actual.kind != "stopped":
             again = "can be loaded" if record.on_demand else "is started"
             what = "is not started again" if is_final else f"{again} again in {actual.may_start_at - now:g} s"
             log.error("worker %s %s; it %s", record.id, result.end, what)
-            if actual.kind == "cold":
-                registry.cool(record, result.end)
-            else:
-                registry.fail(record, result.end, None if is_final else actual.may_start_at)
-        self.set(wanted, actual)
+        self.set(wanted, actual, result.end)
         return is_final
 
     def next_action(self) -> LifeAction:

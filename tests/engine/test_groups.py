@@ -1,11 +1,11 @@
 """A model on two machines: two workers with one rank each on loopback, which register with one gateway."""
 
 import json
-import socket
 import sys
 import urllib.request
 
 import pytest
+from support.deployments import free_port
 from support.programs import LIMIT_S, Program, alive
 from support.real_engines import ENGINES, ENV, LOAD_S, MODELS, PYZ, flags_of, python_of
 
@@ -13,11 +13,6 @@ NODES = {
     "vllm": [{"VLLM_CPU_OMP_THREADS_BIND": rank} for rank in "01"],
     "sglang": [{"SGLANG_CPU_OMP_THREADS_BIND": rank, "SGLANG_NCCL_SO_PATH": "none"} for rank in "01"],
 }
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Pair:

@@ -210,7 +210,7 @@ async def test_the_last_ones_answer_is_passed_on(routed):
     assert json.loads(body)["error"]["message"] == "The external route b answered 500: sad."
 
 
-async def test_no_first_byte_in_time(routed):
+async def test_no_first_byte_in_time(routed, autojump_clock):
     """Of an external route, and where it is asked for."""
     more = "[timeouts]\nfirst_byte_s = 0.2\n" + N_TO_A_OR_B
     client, _ = await routed(more, a=silent, b=answering("b"))
@@ -238,7 +238,7 @@ async def test_an_open_circuit_leads_on(routed):
     assert (await client.ask("a"))[0] == 500
 
 
-async def test_a_stream_goes_on_before_its_first_byte_only(routed, connect):
+async def test_a_stream_goes_on_before_its_first_byte_only(routed, connect, autojump_clock):
     """Comments may have come by then; what has begun is never begun again by another one."""
 
     async def streaming(stream, head, body):
@@ -689,7 +689,7 @@ async def test_another_configuration_is_in_force_at_once(routed, contexts):
     assert [len(asked(upstreams[name])) for name in ("a", "b")] == [2, 1]
 
 
-async def test_waits_are_bounded_in_all(served, contexts, connect, nursery):
+async def test_waits_are_bounded_in_all(served, contexts, connect, nursery, autojump_clock):
     """The second model's queue gets what is left of `timeouts.queue_s`, not as much again."""
     go = trio.Event()
 

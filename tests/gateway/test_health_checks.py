@@ -10,6 +10,7 @@ import trio
 import trustme
 from support.exposition import heartbeat, known, own, shown
 from support.peers import code_of, plain
+from support.programs import LIMIT_S
 
 from ichat.config import load as configuration
 from ichat.config.schema import Config, Health
@@ -354,7 +355,7 @@ async def test_a_server_that_registers_once(serve, gateway_to, connect):
     gateway = await gateway_to({}, "[health]\ninterval_s = 0.05\n")
     await heartbeat(connect, gateway, port, heartbeat_interval=0.01)
     client = await connect(gateway)
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while b"/health" not in {head.target for head, _ in upstream.requests} or (await client.ask())[0] != 200:
             await trio.sleep(0.01)
         well = False

@@ -7,9 +7,11 @@ import pytest
 import trio
 import trio.lowlevel
 from support.peers import code_of, until
+from support.programs import LIMIT_S
 
-from ichat.engines import engine_loop
+from ichat.engines.engine_loop import EngineTimes
 from ichat.engines.kept import REQUEST_BYTES_MAX
+from ichat.observability.logs.log_format import JsonFormatter
 
 POST = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b"
 
@@ -92,14 +94,16 @@ async def test_pipelined_requests_are_answered_in_order(worker):
         assert (await client.response())[0] == status
 
 
-async def test_a_failure_has_the_id_of_its_own_request(worker, caplog):
-    """Not that of the request with which the connection was kept."""
+async def test_a_failure_has_the_id_of_its_own_request(worker, caplog, monkeypatch):
+    """Not that of the request with which the connection was kept; so has the line in the worker's log."""
     _, client, seen = worker
-    with caplog.at_level(logging.CRITICAL):
+    monkeypatch.setattr(caplog.handler, "formatter", JsonFormatter())
+    with caplog.at_level(logging.ERROR):
         await client.send(post(b"/raise", extra=b"x-request-id: mine\r\n"))
         status, headers, body = await client.response()
     assert (status, code_of(body), headers[b"x-request-id"]) == (500, "engine_failed", b"mine")
     assert headers[b"x-ichat-error"] == b"worker"
+    assert json.loads(caplog.text)["request_id"] == "mine"
     assert seen == []
     assert (await client.ask())[0] == 200
 
@@ -157,10 +161,9 @@ async def test_a_client_that_leaves_is_forgotten(worker, connect):
     await until(lambda: rig.host.aborts == 1)
 
 
-async def test_an_idle_connection_is_closed(make_worker, connect, monkeypatch):
+async def test_an_idle_connection_is_closed(make_worker, connect):
     """After `keep_alive_s`, as anywhere else; one whose request does not arrive, after `body_s`."""
-    monkeypatch.setattr(engine_loop, "WATCH_S", 0.02)
-    rig, port = await make_worker(keep_alive_s=0.2, body_s=0.2)
+    rig, port = await make_worker(times=EngineTimes(watch_s=0.02), keep_alive_s=0.2, body_s=0.2)
     idle, slow = await connect(port), await connect(port)
     for client in (idle, slow):
         assert (await client.ask())[0] == 200
@@ -180,7 +183,7 @@ async def test_a_drain_does_not_wait_for_idle_connections(worker, connect):
     await busy.send(post(body=b'{"stream": true, "events": 20, "gap_s": 0.01}'))
     await until(lambda: rig.host.in_flight == 1)
     rig.host.give_back_connections()
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await rig.door.drain()
     status, _, body = await busy.response()
     assert (status, body.count(b"data: ")) == (200, 21)
@@ -192,7 +195,7 @@ async def test_the_engines_end_gives_connections_back(worker):
     """The next request is answered by Trio, with the reason."""
     rig, client, _ = worker
     rig.engine.dead = "killed by a test"
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await rig.host.ended.wait()
     status, _, body = await client.ask()
     assert (status, code_of(body)) == (503, "engine_dead")

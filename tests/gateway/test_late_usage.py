@@ -191,7 +191,7 @@ async def test_a_worker_reports_usage_of_background_responses(make_worker, conne
 
     monkeypatch.setattr(importlib.import_module("fake_engine").Fake, "app", app)
     rig, port = await make_worker()
-    rig.engine.adapter.late_usage = lambda *one: told_later.append(one)
+    rig.engine.adapter.late_usage.add(lambda *one: told_later.append(one))
     client = await connect(port)
     body = b'{"model": "m", "background": true}'
     head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nx-ichat-usage: %b\r\n"

@@ -6,6 +6,7 @@ import pytest
 import trio
 from support.exposition import shown
 from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, post_of, until
+from support.programs import LIMIT_S
 
 TOO_LONG = {
     "message": "It has 256 tokens.", "type": "invalid_request_error", "param": None, "code": "context_length_exceeded",
@@ -213,7 +214,7 @@ async def test_a_client_that_leaves_while_the_longer_model_is_asked(site):
     gone = trio.Event()
 
     async def waiting(stream, head, body):
-        with trio.fail_after(30):
+        with trio.fail_after(LIMIT_S):
             await stream.receive_some()
         gone.set()
         return "close"
@@ -223,5 +224,5 @@ async def test_a_client_that_leaves_while_the_longer_model_is_asked(site):
     await client.send(post_of(body, b"/v1/chat/completions"))
     await until(lambda: asked_of(workers["long"]) == 1)
     await client.stream.aclose()
-    with trio.fail_after(30):
+    with trio.fail_after(LIMIT_S):
         await gone.wait()

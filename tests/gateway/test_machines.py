@@ -10,6 +10,7 @@ import trio
 from support.exposition import heartbeat, known, own, shown
 from support.nvml import GIB, Nvml, NVMLError
 from support.peers import plain, until
+from support.programs import LIMIT_S
 
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
@@ -257,7 +258,7 @@ async def test_gpus_are_in_the_metrics(gateway_to, connect, nvml):
     await heartbeat(connect, gateway, 1, worker_id="near", machine=held)
     await heartbeat(connect, gateway, 1, worker_id="far", machine=attrs.asdict(FAR))
     await heartbeat(connect, gateway, 1, worker_id="other")
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while len((now := await shown(connect, gateway)).labels("ichat_gpu_failed")) < 3:  # the gateway's come last
             await trio.sleep(0.05)
     [here] = {one["machine"] for one in now.labels("ichat_gpu_info")} - {"far"}

@@ -7,6 +7,7 @@ import pytest
 import trio
 from support.exposition import heartbeat
 from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, post_of, until
+from support.programs import LIMIT_S
 
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain, chain_header, parse_chain
@@ -213,7 +214,7 @@ async def test_a_freed_worker_takes_what_it_holds(fleet, nursery):
 
 
 async def waiting(site, count):
-    with trio.fail_after(10):
+    with trio.fail_after(LIMIT_S):
         while await site.metric("ichat_requests_queued") != count:  # noqa: ASYNC110
             await trio.sleep(0.01)
 
@@ -295,7 +296,7 @@ async def test_prefix_hits_are_in_metrics_and_access_log(fleet, tmp_path):
     assert await site.metric('ichat_prefix_holders_bucket{le="1.0",model="m"}') == 2
     assert await site.metric("ichat_prefix_entries") > 8
     found = []
-    with trio.fail_after(10):
+    with trio.fail_after(LIMIT_S):
         while len(found) < 3:
             await trio.sleep(0.05)
             lines = log.read_text().splitlines() if log.exists() else []

@@ -9,6 +9,7 @@ import trio
 import trustme
 from support.exposition import heartbeat
 from support.peers import Upstream, code_of, plain, until
+from support.programs import LIMIT_S
 
 from ichat.config import load as configuration
 from ichat.doctor.network import find_in_network, read_routes
@@ -118,7 +119,7 @@ async def states_of(client):
 
 
 async def wait_for(client, states):
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while await states_of(client) != states:
             await trio.sleep(0.01)
 

@@ -6,6 +6,7 @@ import pytest
 import trio
 from support.exposition import shown
 from support.peers import SSE_END, SSE_HEAD, event, plain, post_of, until
+from support.programs import LIMIT_S
 
 from ichat.config.models import ShadowConfig
 from ichat.proxy.shadow import COPIED_BYTES_MAX, is_copied
@@ -30,7 +31,7 @@ class Held:
     async def __call__(self, stream, head, body):
         self.begun += 1
         try:
-            with trio.fail_after(30):
+            with trio.fail_after(LIMIT_S):
                 await self.gate.wait()
             await stream.send_all(plain(b"{}"))
         except trio.Cancelled:
@@ -62,7 +63,7 @@ async def results(connect, client):
 
 async def until_results(connect, client, expected):
     """Wait until so many copies have ended in these ways."""
-    with trio.fail_after(30):
+    with trio.fail_after(LIMIT_S):
         while await results(connect, client) != expected:
             await trio.sleep(0.01)
 

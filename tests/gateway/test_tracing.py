@@ -343,7 +343,6 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
         environment.setenv(name, value)
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:hush@127.0.0.1:{receiver.server_port}")
     environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
-    environment.setattr(tracing, "CLOSE_S", 60.0)
     with caplog.at_level(logging.INFO):
         tracer = open_tracing()
     assert f"127.0.0.1:{receiver.server_port}" in caplog.text
@@ -351,7 +350,7 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
     trace = begin(tracer, names(PARENT))
     tracer.ended(record(200, span=trace.span, model="m"))
     assert receiver.got == []
-    tracer.close()
+    tracer.close(within_s=60.0)
     ((path, body),) = receiver.got
     assert path == "/v1/traces"
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -365,13 +364,12 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
 def test_a_silent_collector_does_not_delay_the_end(environment, caplog):
     """A collector that takes a connection and says nothing holds up no gateway's end."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
-    environment.setattr(tracing, "CLOSE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
         environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         tracer = open_tracing()
         tracer.ended(record(200, span=begin(tracer, []).span))
-        tracer.close()
+        tracer.close(within_s=0.2)
         assert "could not be sent" in caplog.text
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "spans")
         thread.join(LIMIT_S)

@@ -16,10 +16,9 @@ from support.peers import code_of, plain, post_of, until
 from support.programs import LIMIT_S
 
 from ichat import errors
-from ichat.engines import engine_loop
-from ichat.engines import thread as host
 from ichat.engines.children import Child, ProcessFamily
 from ichat.engines.engine import find
+from ichat.engines.engine_loop import EngineTimes
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker_options import read_command_line
@@ -245,10 +244,9 @@ def end(core):
     os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
 
 
-async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeypatch, core):
+async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, core):
     """Its end is known with the next request, however seldom it is looked after; that one is refused, with a code of its own."""
-    monkeypatch.setattr(engine_loop, "WATCH_S", 3600)
-    rig, port = await make_worker()
+    rig, port = await make_worker(times=EngineTimes(watch_s=3600))
     rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     client = await connect(port)
     assert (await client.ask())[0] == 200
@@ -265,10 +263,9 @@ async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeyp
     assert rig.worker.state() == "draining"
 
 
-async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch, core):
+async def test_a_death_that_is_not_noticed_yet(make_worker, connect, core):
     """A request that was taken while the engine's loop was busy, and its process had ended by then, is not begun."""
-    monkeypatch.setattr(engine_loop, "WATCH_S", 3600)
-    rig, port = await make_worker()
+    rig, port = await make_worker(times=EngineTimes(watch_s=3600))
     rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     blocking, late, leaving = [await connect(port) for _ in range(3)]
     await blocking.send(post_of(b"{}", b"/block"))
@@ -285,10 +282,9 @@ async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch
     await until(lambda: rig.host.in_flight == 0)
 
 
-async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connect, monkeypatch):
+async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connect):
     """One error as the last event, a clean end of the chunks, no [DONE], and the end of the connection."""
-    monkeypatch.setattr(engine_loop, "FAIL_S", 0.1)
-    rig, port = await make_worker()
+    rig, port = await make_worker(times=EngineTimes(fail_s=0.1))
     client = await connect(port)
     status, headers, body = await client.ask(target=b"/die", stream=True)
     assert (status, headers[b"transfer-encoding"]) == (200, b"chunked")
@@ -302,11 +298,10 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connec
         await rig.host.ended.wait()
 
 
-async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, connect, monkeypatch):
+async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, connect):
     """It does not notice itself: after a while the worker does, and says what it was doing."""
-    monkeypatch.setattr(host, "WATCH_S", 0.05)
-    monkeypatch.setattr(host, "UNNOTICED_S", 0.2)
-    rig, port = await make_worker("--dies-loading", wait=False)
+    times = EngineTimes(watch_s=0.05, unnoticed_s=0.2)
+    rig, port = await make_worker("--dies-loading", wait=False, times=times)
     client = await connect(port)
     with trio.fail_after(LIMIT_S):
         await rig.host.watch_loading()
@@ -317,11 +312,10 @@ async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, conne
     rig.engine.go_on.set()
 
 
-async def test_an_engine_that_notices_its_death_gives_its_own_reason(make_worker, monkeypatch, caplog):
+async def test_an_engine_that_notices_its_death_gives_its_own_reason(make_worker, caplog):
     """Its own account is better, so it gets the time to give it."""
-    monkeypatch.setattr(host, "WATCH_S", 0.01)
-    monkeypatch.setattr(host, "UNNOTICED_S", 3600)
-    rig, _ = await make_worker("--dies-loading", wait=False)
+    times = EngineTimes(watch_s=0.01, unnoticed_s=3600)
+    rig, _ = await make_worker("--dies-loading", wait=False, times=times)
     await until(lambda: rig.engine.dead)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.host.watch_loading)

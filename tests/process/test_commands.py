@@ -17,6 +17,7 @@ from typing import get_args
 
 import pytest
 import trustme
+from support.deployments import free_port
 from support.programs import LIMIT_S, ROOT, Program, ichat
 from support.terminals import Pty
 
@@ -974,6 +975,57 @@ def test_logs_of_an_unknown_worker_are_refused(fake, run):
     assert run("logs", "-f", "w9") == (1, "", "There is no worker w9.\n")
 
 
+NO_LINES = [
+    ({"state": "restarting", "failure": "cannot be started", "cause": "There is no interpreter /no.", "retry_in_s": 4},
+     "it is restarting, since it cannot be started: There is no interpreter /no; it is started again in 4.0s."),
+    ({"state": "cold", "failure": None}, "it is cold, and is started when a request needs its model."),
+    ({"state": "starting", "failure": None, "phase": "waiting for room"}, "it is starting (waiting for room)."),
+    ({"state": "ready"}, "it is ready."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "why"), NO_LINES)
+def test_logs_without_a_line_say_why(fake, run, known, why):
+    """Whether they are followed or not; a worker with lines, or whose old lines aren't asked for, needs no word."""
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**READY, **known}
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: one.stream()
+    assert run("logs", "w1") == (0, "", f"w1 has no lines yet: {why}\n")
+    assert run("logs", "--tail", "0", "w1") == (0, "", "")
+    streams = iter([
+        lambda one: one.stream(": \n\n", ": \n\n"),
+        lambda one: one.stream(": \n\n", line(1, "one"), ": \n\n"),
+    ])  # fmt: skip
+    states = iter([(200, {**READY, **known}), (200, READY), (200, FAILED)])
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: next(streams)(one)
+    fake.answers["GET", "/v1/admin/workers/w1"] = lambda one: next(states)
+    assert run("logs", "-f", "w1") == (
+        0,
+        "one\n",
+        f"w1 has no lines yet: {why} Its lines are shown as soon as there are any.\n",
+    )
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: one.stream(line(1, "one"))
+    assert run("logs", "w1") == (0, "one\n", "")
+
+
+def test_logs_without_a_line_or_a_state_are_silent(fake, run):
+    """If the gateway does not say how the worker is, the lines go on without that."""
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: one.stream(": \n\n", line(1, "one"))
+    states = iter([(500, error("internal_error", "A bug.")), (200, FAILED)])
+    fake.answers["GET", "/v1/admin/workers/w1"] = lambda one: next(states)
+    assert run("logs", "-f", "w1") == (0, "one\n", "")
+
+
+def test_logs_of_a_worker_that_has_failed_before_its_first_line_say_why(fake, run):
+    """Such a worker has no log; the refusal of its previous run, or of a worker that is well, is the gateway's."""
+    refusal = "There is no worker w2 whose lines are known here."
+    fake.answers["GET", "/v1/logs/stream/w2"] = 404, error("not_found", refusal)
+    why = "w2 has no lines yet: it is failed, since it ended with exit code 70: CUDA is out of memory."
+    assert run("logs", "w2") == run("logs", "-f", "w2") == (1, "", f"{why}\n")
+    assert run("logs", "--previous", "w2") == (1, "", f"{refusal}\n")
+    fake.answers["GET", "/v1/admin/workers/w2"] = 200, READY
+    assert run("logs", "w2") == run("logs", "-f", "w2") == (1, "", f"{refusal}\n")
+
+
 def test_one_answer(fake, run):
     """Standard output has the answer and nothing else; how fast it came stands on standard error."""
     fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(
@@ -1241,9 +1293,7 @@ def test_small_words():
 
 def test_with_a_real_gateway(run, tmp_path, monkeypatch):
     """The commands whose routes every gateway has, from its own configuration."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "ichat.toml"
     config.write_text(
         f'[server_settings]\nport = {port}\n[[managed_workers]]\nmodel_name = "org/m"\nmodel_path = "/m"\nbackend = "fake"\n'

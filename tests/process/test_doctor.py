@@ -19,7 +19,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
+import trio
 import trustme
+from support.deployments import free_port
 from support.nvml import GIB, Nvml
 from support.programs import LIMIT_S, ROOT, ichat
 
@@ -34,7 +36,7 @@ from ichat.doctor.findings import Finding, FindingGroup, show_report, worst_of
 from ichat.doctor.gateway import GatewayFacts, WorkerReport, find_in_file, find_in_gateway
 from ichat.doctor.machine import MachineFacts, find_gpus_and_holders, find_in_machine
 from ichat.doctor.settings import FileMode, check_modes, check_names, validity_of
-from ichat.doctor.workers import WorkerCheckFacts, find_in_workers
+from ichat.doctor.workers import WorkerCheckFacts, find_in_workers, read_worker_facts
 from ichat.preflight.facts import Facts
 from ichat.supervisor.orphans import WORKER_TAG_VAR
 
@@ -61,12 +63,6 @@ def site(tmp_path, monkeypatch):
         return path
 
     return write
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -342,20 +338,20 @@ def engine_problems(groups):
     return [one for one in found if "AVX" not in one[2]]
 
 
-async def test_an_interpreter_that_hangs(site, tmp_path, monkeypatch):
+async def test_an_interpreter_that_hangs(site, tmp_path):
     """What could not be known in time is a warning and not right; other workers are examined all the same."""
-    monkeypatch.setattr("ichat.doctor.workers.PROBE_S", 0.3)
-    monkeypatch.setattr("ichat.doctor.engines.IMPORT_S", 0.3)
     python = interpreter(tmp_path / "vllm", "exec sleep 1000")
     path = model(tmp_path / "model", "model.safetensors")
     toml = worker(python, path, "gpu_ids = []") + worker("/no/python", path, "gpu_ids = []")
-    found = problems(await examined(site(toml)), without=(*MACHINE, "Engines"))
-    assert found[0] == (
+    config = configuration.load(site(toml))
+    workers = await read_worker_facts(config, trio.current_time() + LIMIT_S, probe_s=0.3)
+    found = find_in_workers(workers, 10**12)
+    assert found[0] == Finding(
         "warning", "m-0", f"The interpreter {python} did not answer within 0.3 s: see what holds it up.",
         f"time {python} --version",
     )  # fmt: skip
-    assert found[1][1] == "m-1"
-    assert found[1][2].startswith("There is no interpreter /no/python")
+    assert found[1].name == "m-1"
+    assert found[1].sentence.startswith("There is no interpreter /no/python")
 
 
 async def test_a_model_whose_disk_hangs(site, tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def test_alternating_requests_never_have_two_processes(gateway, tmp_path):
 
 def test_a_failed_load_answers_every_waiting_request_at_once(gateway, tmp_path):
     """Whoever waits is told so; who comes before the next attempt, at once; after the last one it stays so."""
-    text = "[restart]\nfirst_s = 0.5\nattempts_max = 2\n"
+    text = "[restart]\nfirst_s = 5\nattempts_max = 2\n"
     program = gateway(text + on_demand("a", "load_s = 0.3\nfail = true"))
     answers = []
     asking = [threading.Thread(target=lambda: answers.append(ask(program, "a"))) for _ in range(5)]

@@ -87,7 +87,8 @@ def test_launch_watch_and_stop(operate):
     assert operate.program.state("new-0") is None
     launched = json.loads(operate("launch", "/m", "--backend", "fake", "--model-name", "x", "--fail", "--json"))
     assert launched["worker_id"] == "x-0"
-    operate.program.until(lambda: operate.program.state("x-0") == "restarting")
+    operate.program.until(lambda: operate.program.get("/v1/admin/workers/x-0")[1]["cause"])
+    assert operate.program.state("x-0") == "restarting"
     assert "no such weights" in operate("workers")
 
 
@@ -130,6 +131,30 @@ def test_logs(operate):
         following.send_signal(signal.SIGINT)
         following.stdout.read()
         assert following.wait(LIMIT_S) == 130
+
+
+@pytest.mark.parametrize(("attempts_max", "state", "code"), [(5, "restarting", 0), (1, "failed", 1)])
+def test_logs_of_a_worker_that_cannot_be_started_say_why(gateway, attempts_max, state, code):
+    """At once, followed or not, while it waits for its next attempt; and after the last attempt."""
+    text = f"[restart]\nfirst_s = 3600\nlongest_s = 3600\nattempts_max = {attempts_max}\n"
+    program = gateway(text + worker(more='python = "/no/python"'))
+    program.until(lambda: program.state("m-0") == state)
+    why = f"m-0 has no lines yet: it is {state}, since it cannot be started: There is no interpreter /no/python"
+
+    def asked(*flags):
+        return subprocess.Popen(
+            ichat("logs", *flags, "m-0", "--gateway", f"http://127.0.0.1:{program.port}"),
+            cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    with asked() as shown, asked("-f") as following:
+        out, err = shown.communicate(timeout=LIMIT_S)
+        assert (shown.returncode, out, err.startswith(why)) == (code, "", True)
+        said = following.stderr.readline()
+        following.send_signal(signal.SIGINT)
+        assert following.communicate(timeout=LIMIT_S)[0] == ""
+    assert said.startswith(why)
+    assert said.endswith("Its lines are shown as soon as there are any.\n") == (state == "restarting")
 
 
 def test_reload(operate, tmp_path):

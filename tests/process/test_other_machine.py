@@ -13,8 +13,9 @@ from support.deployments import free_port
 from support.programs import LIMIT_S, ichat
 
 TOKEN = "sk-token-0123456789"
-HERE, THERE = "198.18.41.1", "198.18.41.2"
-"""Addresses that are for tests of networks (RFC 2544)."""
+NETWORK = os.getpid() % 2**15
+HERE, THERE = (f"198.{18 + NETWORK // 2**14}.{NETWORK // 64 % 256}.{NETWORK % 64 * 4 + host}" for host in (1, 2))
+"""Addresses that are for tests of networks (RFC 2544): this process has four of them for itself."""
 
 
 def ip(*words):
@@ -63,7 +64,7 @@ def test_the_gateways_address_is_enough(url, elsewhere, start):
     program, address = url
     worker = start([*elsewhere, *worker_of(address, "--worker-id", "w1")], ICHAT_JOIN_TOKEN=TOKEN)
     program.wait_until_ready("w1")
-    assert f"listens on {THERE}:" in worker.text()
+    worker.until(lambda: f"listens on {THERE}:" in worker.text())
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
 
 

@@ -16,6 +16,7 @@ import attrs
 import psutil
 import pytest
 import trio
+from support.deployments import free_port
 from support.nvml import GIB, Nvml, NVMLError, NVMLLibraryMismatchError
 from support.programs import LIMIT_S
 
@@ -148,19 +149,17 @@ def test_a_process_that_computes_and_draws_is_listed_once(machine):
     assert len(processes) == len({process.pid for process in processes}) == gpus.PROCESSES_MAX
 
 
-def test_a_slow_driver_is_left_alone_after_a_while(machine, monkeypatch):
+def test_a_slow_driver_is_left_alone_after_a_while(machine):
     """What was not read in time is not known, and the GPU says so."""
-    monkeypatch.setattr(gpus, "READ_S", 0.5)
+    reader = GpuReader(read_s=0.5)
     machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
-    assert GpuReader().read() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    assert reader.read() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
     machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
-    assert GpuReader().read() is None
+    assert reader.read() is None
 
 
-async def test_a_driver_that_hangs_delays_callers_within_a_bound(machine, monkeypatch):
+async def test_a_driver_that_hangs_delays_callers_within_a_bound(machine):
     """Who waits for it gets None after a while, and so does who comes later; when it goes on, all is well."""
-    monkeypatch.setattr(gpus, "READ_S", 0.02)
-    monkeypatch.setattr(gpus, "FIND_S", 0.1)
     stuck, go_on = threading.Event(), threading.Event()
 
     def hang():
@@ -168,7 +167,7 @@ async def test_a_driver_that_hangs_delays_callers_within_a_bound(machine, monkey
         go_on.wait(LIMIT_S)
         return 1
 
-    reader, nvml = GpuReader(), machine(instead={"nvmlDeviceGetCount": hang})
+    reader, nvml = GpuReader(read_s=0.02, find_s=0.1), machine(instead={"nvmlDeviceGetCount": hang})
     try:
         assert await reader.find() is None
         assert stuck.wait(LIMIT_S)
@@ -177,8 +176,10 @@ async def test_a_driver_that_hangs_delays_callers_within_a_bound(machine, monkey
     finally:
         go_on.set()
     nvml.instead.clear()
-    monkeypatch.setattr(gpus, "READ_S", 5.0)
-    assert len(await trio.to_thread.run_sync(reader.read)) == 1
+    with trio.fail_after(LIMIT_S):
+        while not (found := await reader.find()) or found[0].failure:
+            await trio.sleep(0.01)
+    assert len(found) == 1
 
 
 def test_with_the_real_module():
@@ -388,8 +389,8 @@ def script(path, text):
 
 def test_the_program_that_listens_on_a_port_is_named():
     """The program that listens is named; a free port, and none in particular, are free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         facts = facts_of(port=port)
         assert (facts.port, facts.port_holders) == ("taken", [Holder(os.getpid(), psutil.Process().name())])
         assert facts_of(port=port, host="0.0.0.0").port == "taken"

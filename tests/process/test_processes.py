@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 import trustme
+from support.deployments import free_port
 from support.programs import LIMIT_S, alive, ichat
 
 
@@ -33,12 +34,6 @@ model_path = "/m"
 backend = "fake"
 heartbeat_interval = 20
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def post(program, path):

@@ -227,7 +227,7 @@ def test_a_failed_worker_is_left_alone_by_a_reload(gateway, edit):
 
 def asked(program, method, path, headers):
     """Return status and allowed origin."""
-    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()

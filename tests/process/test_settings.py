@@ -15,7 +15,6 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Config, EngineSettings, Timeouts
 from ichat.errors import ApiError
-from ichat.supervisor import engine_flags
 from ichat.supervisor.engine_flags import EngineFlags, engines_of
 
 FLAGS = '{"flags": [{"name": "--x"}]}'
@@ -98,10 +97,9 @@ async def test_an_interpreter_that_fails(interpreter, tmp_path):
     assert raised.value.status == 404
 
 
-async def test_an_interpreter_that_may_be_repaired(interpreter, tmp_path, monkeypatch):
+async def test_an_interpreter_that_may_be_repaired(interpreter, tmp_path):
     """It is asked again after a while, though nothing seems to have changed."""
-    monkeypatch.setattr(engine_flags, "FAILURE_KEPT_S", 0.0)
-    config, engines = interpreter("exit 1"), EngineFlags()
+    config, engines = interpreter("exit 1"), EngineFlags(failure_kept_s=0.0)
     for count in (1, 2):
         with pytest.raises(ApiError, match="cannot be had"):
             await engines.ask(config, "own")

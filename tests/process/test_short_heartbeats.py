@@ -2,7 +2,7 @@
 
 import json
 
-from support.deployments import start_registering
+from support.deployments import free_port, start_registering
 
 LOG = '[logs]\naccess_log = "{}"\n'
 SHORT_BYTES = 300
@@ -24,12 +24,12 @@ def known_whole(program):
 def test_a_worker_sends_the_whole_to_each_gateway_once(gateway, start, tmp_path):
     """It sends short heartbeats otherwise; a gateway that was restarted learns all of it again, and all it needs."""
     log = tmp_path / "access.log"
-    program = gateway(LOG.format(log))
+    port = free_port()
+    program = gateway(LOG.format(log), port=port)
     start_registering(start, program.port, 0.2)
     program.wait_until_ready("w1")
     known = known_whole(program)
     program.until(lambda: sizes(log)[-8:] == [(200, "short")] * 8)
-    port = program.port
     program.process.kill()
     program.process.wait()
     log.unlink()

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from support.peers import AS_OWN, OWN_SECRET, code_of, plain
-from support.programs import ichat
+from support.programs import LIMIT_S, ichat
 
 from ichat.config import load as configuration
 from ichat.config.own_secret import announced, find_secret, keep_secret, usual_directory
@@ -341,12 +341,12 @@ def test_the_own_user_needs_no_key(gateway, start, tmp_path):
     url = f"http://127.0.0.1:{program.port}"
     secret = (tmp_path / "state/secret").read_text().strip()
     reload = start(ichat("reload", "-g", url))
-    assert reload.process.wait(60) == 0, reload.text()
+    assert reload.process.wait(LIMIT_S) == 0, reload.text()
     link = start(ichat("console", "-g", url))
-    assert link.process.wait(60) == 0
+    assert link.process.wait(LIMIT_S) == 0
     assert link.text() == f"{url}/console/#key={secret}\n"
     stranger = start(ichat("reload", "-g", url), XDG_STATE_HOME=str(tmp_path / "none"), HOME=str(tmp_path / "none"))
-    assert stranger.process.wait(60) == 1
+    assert stranger.process.wait(LIMIT_S) == 1
     assert "the secret of the gateway's own user" in stranger.text()
     start(ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w1", "-ga", url))
     program.wait_until_ready("w1")

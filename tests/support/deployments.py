@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import secrets
 import socket
 import threading
 
@@ -74,10 +75,20 @@ def gateway_fixture(start, tmp_path):
     return run
 
 
+FIXED_PORTS = range(15000, 30000)
+"""Ports below those that the kernel gives to connections and to whoever listens on port 0."""
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port on which nobody listens, and that the kernel gives to nobody until a test listens on it.
+
+    A port that the kernel chose may be that of a connection of another test by the time it is used.
+    """
+    while True:
+        port = secrets.choice(FIXED_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def pid_of(program, worker_id="m-0"):

@@ -10,8 +10,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+from support.deployments import free_port
 from support.programs import LIMIT_S, Program
-from support.real_engines import ENGINES, LOAD_S, MODELS, PYZ, free_port, interpreters, worker_table
+from support.real_engines import ENGINES, LOAD_S, MODELS, PYZ, interpreters, worker_table
 
 GREEDY = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 

@@ -14,6 +14,7 @@ import time
 import urllib.request
 
 import psutil
+from support.deployments import free_port
 from support.programs import LIMIT_S, ROOT, Program
 
 ENGINES = ("vllm", "sglang")
@@ -56,12 +57,6 @@ def flags_of(engine):
         if value is not True:
             words.append(json.dumps(value) if isinstance(value, dict) else str(value))
     return words
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def interpreters():

@@ -8,6 +8,7 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines.engine import find
+from ichat.engines.engine_loop import TIMES
 from ichat.engines.thread import EngineThread
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
@@ -19,11 +20,11 @@ from ichat.roles.worker_server import WorkerServer
 class Rig:
     """A worker's parts, without its process."""
 
-    def __init__(self, argv, *, token="", **timeouts):
+    def __init__(self, argv, *, token="", times=TIMES, **timeouts):
         """`token` is the one without which the engine's loop reads no request itself."""
         self._token = token
         self.engine = find("fake")
-        self.host = EngineThread(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60))
+        self.host = EngineThread(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60), times=times)
         self.options, _ = read_command_line(["--backend", "fake", "--worker-id", "w"])
         self.timeouts = Timeouts(**timeouts)
 
@@ -40,7 +41,7 @@ class Rig:
 
 @pytest.fixture(name="make_worker")
 async def make_worker_fixture(nursery, monkeypatch):
-    """Start a worker: `rig, port = await make_worker(*arguments, token="", **time_limits)`."""
+    """Start a worker: `rig, port = await make_worker(*arguments, token="", times=TIMES, **time_limits)`."""
     monkeypatch.syspath_prepend("tests/support/fake_engine")
     monkeypatch.delitem(sys.modules, "fake_engine", raising=False)
     rigs = []

@@ -39,9 +39,10 @@ class _Refused(Exception):
 class Memory:
     """The memory that SGLang has released. Calls of `admit` never overlap, all else runs on the engine's loop."""
 
-    def __init__(self, model: Callable[[], str]) -> None:
+    def __init__(self, model: Callable[[], str], idle_s: float = IDLE_S) -> None:
         """`model` returns the model's name."""
         self._model = model
+        self._idle_s = idle_s
         self.released: set[str] = set()
         """The tags of the released memory."""
         self._release: Request | None = None
@@ -76,10 +77,10 @@ class Memory:
                 tags = _tags_of(asked)
                 if gone := self.released.intersection(tags):
                     _refuse(f"SGLang has let go of {_listed(gone)} already: POST /resume_memory_occupation first.")
-                until = time.monotonic() + IDLE_S
+                until = time.monotonic() + self._idle_s
                 while not (await manager.flush_cache()).success:
                     if time.monotonic() > until:
-                        _refuse(f"SGLang's scheduler has not come to rest within {IDLE_S:g} s: ask again later.")
+                        _refuse(f"SGLang's scheduler has not come to rest within {self._idle_s:g} s: ask again later.")
                     await asyncio.sleep(IDLE_POLL_S)
                 self.released.update(tags)
                 await release(asked, *more)

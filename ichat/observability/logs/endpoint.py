@@ -30,7 +30,7 @@ class LogEndpoint:
         self._readers = 0
         self._finished = False
         self._left = trio.Event()
-        buffer.changed = self._wakeup.notify
+        buffer.changed.add(self._wakeup.notify)
 
     def __repr__(self) -> str:
         return f"<LogEndpoint {self._buffer!r}, {self._readers} readers>"

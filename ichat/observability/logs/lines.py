@@ -11,10 +11,12 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 import trio
+
+from ichat.listeners import Listeners
 
 LINES_MAX = 10_000
 BYTES_MAX = 2 * 1024 * 1024
@@ -113,7 +115,7 @@ class LineBuffer:
         """The number of the newest line; `start` where there is none."""
         self.ended = False
         """Whether no line will follow."""
-        self.changed: Callable[[], None] = _tell_nobody
+        self.changed: Listeners[[]] = Listeners()
         """Called, by the thread that appends, once after each batch and at the end."""
 
     def __repr__(self) -> str:
@@ -206,7 +208,3 @@ def read_timestamp(text: str) -> dt.datetime:
 @functools.lru_cache(maxsize=16)
 def _to_the_second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-
-
-def _tell_nobody() -> None:
-    """Do nothing when a buffer has changed."""

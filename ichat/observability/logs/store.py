@@ -20,7 +20,7 @@ from ichat.observability.logs.lines import Line, Wakeup
 from ichat.observability.logs.log_format import has_colours, is_short
 from ichat.observability.logs.pipes import Tee
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
-from ichat.observability.logs.worker_log import Echo, LogStatistics, WorkerLog
+from ichat.observability.logs.worker_log import Echo, WorkerLog
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,6 @@ class LogStore:
 
     def __repr__(self) -> str:
         return f"<LogStore {self._files.directory}, {len(self._logs)} workers>"
-
-    def statistics(self) -> Mapping[str, LogStatistics]:
-        """Return the statistics of each worker's log, by the worker's id."""
-        return {worker_id: worker_log.statistics() for worker_id, worker_log in self._logs.items()}
 
     def path_of(self, worker_id: str) -> str:
         """Return the file that has the newest lines of a worker. Raises ValueError for an invalid id."""

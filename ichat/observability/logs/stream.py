@@ -78,12 +78,14 @@ class LogStream:
     ) -> None:
         """Notify `wakeup` when the cursor's buffer changes, or when `is_ending` begins to return True.
 
-        Then the stream ends after the lines of that moment.
+        Then the stream ends after the lines of that moment. A stream without a line yet begins with a comment, so
+        that its client knows that it waits.
         """
         self._cursor = cursor
         self._wakeup = wakeup
         self._is_ending = is_ending
         self._keep_alive_s = keep_alive_s
+        self._has_begun = False
 
     def __repr__(self) -> str:
         return f"<LogStream {self._cursor!r}>"
@@ -96,11 +98,13 @@ class LogStream:
             await trio.lowlevel.checkpoint()
             if self._is_ending():
                 self._cursor.finish()
-            is_done = self._cursor.is_done()
+            is_done, is_first, self._has_begun = self._cursor.is_done(), not self._has_begun, True
             if block := self._cursor.next():
                 return block
             if is_done:
                 raise StopAsyncIteration
+            if is_first:
+                return sse.COMMENT
             with trio.move_on_after(self._keep_alive_s) as waiting:
                 await self._wakeup.wait_notified()
             if waiting.cancelled_caught:

@@ -61,18 +61,6 @@ class Echo:
         """The others go on."""
 
 
-@attrs.frozen
-class LogStatistics:
-    """A worker's log at a given moment."""
-
-    lines: Sequence[Line]
-    """All that are kept in memory."""
-    has_ended: bool
-    start_id: str | None
-    refused_start: str | None
-    """The start that has no lines to follow."""
-
-
 class WorkerLog:
     """A worker's lines, through all of its starts; the store changes it by its methods only."""
 
@@ -88,7 +76,7 @@ class WorkerLog:
         self._writers = writers
         self.buffer = LineBuffer(files.settings.ring_lines_max, files.settings.ring_bytes_max, start)
         self.wakeup = Wakeup()
-        self.buffer.changed = self.wakeup.notify
+        self.buffer.changed.add(self.wakeup.notify)
         self._run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
@@ -126,11 +114,6 @@ class WorkerLog:
     def is_followed(self) -> bool:
         """Whether a task follows the worker."""
         return self._scope is not None
-
-    def statistics(self) -> LogStatistics:
-        """Return the current statistics."""
-        buffer = self.buffer
-        return LogStatistics(buffer.tail(buffer.last - buffer.start), buffer.ended, self._start_id, self.refused)
 
     def tail(self, count: int) -> list[Line]:
         """Return the last lines of the newest start, oldest first."""

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ichat.engines.sglang import memory as sglang_memory
 from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError
 from ichat.http.request import Request
@@ -81,9 +80,9 @@ class Manager:
             self.gone.remove(tag)
 
 
-def calls(manager, *asked):
+def calls(manager, *asked, **times):
     """Make the calls, all at once, and give for each what it was refused with; with that what is gone."""
-    memory = Memory(lambda: "m")
+    memory = Memory(lambda: "m", **times)
 
     async def make(name, tags):
         try:
@@ -100,12 +99,10 @@ def calls(manager, *asked):
     return refused, sorted(manager.gone)
 
 
-def test_a_release_waits_until_the_scheduler_is_at_rest(monkeypatch):
+def test_a_release_waits_until_the_scheduler_is_at_rest():
     """What a client has just left may still be worked on; for how long that is waited has a bound."""
-    monkeypatch.setattr(sglang_memory, "IDLE_POLL_S", 0)
-    assert calls(Manager(busy_for=4), ("release", None)) == ([None], ["cuda_graph", "kv_cache", "weights"])
-    monkeypatch.setattr(sglang_memory, "IDLE_S", 0)
-    [refused], gone = calls(Manager(busy_for=10**9), ("release", None))
+    assert calls(Manager(busy_for=2), ("release", None)) == ([None], ["cuda_graph", "kv_cache", "weights"])
+    [refused], gone = calls(Manager(busy_for=10**9), ("release", None), idle_s=0.0)
     assert ("has not come to rest within 0 s" in refused, gone) == (True, [])
 
 

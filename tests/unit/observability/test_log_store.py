@@ -54,7 +54,8 @@ async def book(make_book):
 
 
 def texts(book, worker_id="w"):
-    return [line.text for line in book.statistics()[worker_id].lines]
+    """Return the lines of the newest start."""
+    return book.last_lines(worker_id, 10**6)
 
 
 def on_disk(book, worker_id="w"):
@@ -90,6 +91,18 @@ async def read(book, query="", last_event_id="", worker_id="w"):
     return found
 
 
+async def wait_refused(book, is_enough=lambda: False):
+    """Wait until the book knows that the worker has no lines to follow, or until something else is enough."""
+    with trio.fail_after(LIMIT_S):
+        refusal = ""
+        while not ("--log-streaming" in refusal or is_enough()):
+            try:
+                await book.stream("w", read_query("", ""))
+            except ApiError as error:
+                refusal = str(error)
+            await trio.sleep(0.01)
+
+
 class Follower:
     """A client that follows a stream, as a task."""
 
@@ -114,7 +127,7 @@ class Remote:
     def __init__(self, start_id="one", **bounds):
         self.buffer = LineBuffer(**bounds)
         self.wakeup = Wakeup()
-        self.buffer.changed = self.wakeup.notify
+        self.buffer.changed.add(self.wakeup.notify)
         self.start_id = start_id
         self.last_ids = []
         self.scopes = []
@@ -137,7 +150,7 @@ class Remote:
     def restart(self, start_id):
         """Be another process at the same place."""
         self.buffer, self.start_id = LineBuffer(), start_id
-        self.buffer.changed = self.wakeup.notify
+        self.buffer.changed.add(self.wakeup.notify)
         self.hang_up()
 
     def hang_up(self):
@@ -426,12 +439,19 @@ async def test_a_stream_that_never_catches_up(book):
     os.close(output)
 
 
-async def test_a_quiet_stream_is_kept_alive(book, autojump_clock):
-    """A comment now and then."""
-    os.close(book.begin("w"))
-    blocks = await book.stream("w", read_query("", ""))
+async def test_a_quiet_stream_is_kept_alive(autojump_clock):
+    """A comment now and then; a stream without a line begins with a comment at once, another stream does not."""
+    buffer, comment = LineBuffer(), b": \n\n"
+    stream = LogStream(LogCursor(buffer), Wakeup())
     began = trio.current_time()
-    assert await blocks.__anext__() == b": \n\n"
+    assert await anext(stream) == comment
+    assert trio.current_time() == began
+    assert await anext(stream) == comment
+    assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)
+    buffer.append([b"a line"], now=0)
+    stream, began = LogStream(LogCursor(buffer), Wakeup()), trio.current_time()
+    assert b"a line" in await anext(stream)
+    assert await anext(stream) == comment
     assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)
 
 
@@ -442,12 +462,12 @@ async def test_a_worker_elsewhere(book, remote, nursery):
     """History and what comes, with the worker's own times, in the buffer, in its file, and to followers."""
     remote.say("old", at=1e9 + 0.25)
     await follow(nursery, book, {"w": remote.source})
-    await until(lambda: "w" in book.statistics())
+    await until(lambda: texts(book) == ["old"])
     follower = Follower(book, nursery)
     await until(lambda: follower.lines == ["old"])
     remote.say("new", "newer")
     await until(lambda: follower.lines == on_disk(book) == ["old", "new", "newer"])
-    assert book.statistics()["w"].lines[-3].time == load(book.path_of("w")).tail(3)[0].time == 1e9 + 0.25
+    assert book.tail("w", 3)[0].time == load(book.path_of("w")).tail(3)[0].time == 1e9 + 0.25
     assert book.last_lines("w", 1) == ["newer"]
 
 
@@ -467,10 +487,10 @@ async def test_over_a_unix_socket(book, remote, nursery, tmp_path):
 async def test_a_connection_that_breaks(book, remote, nursery):
     """The next one goes on where it stood: every line once, or an exact count of those that are gone."""
     remote.buffer = LineBuffer(lines_max=100)
-    remote.buffer.changed = remote.wakeup.notify
+    remote.buffer.changed.add(remote.wakeup.notify)
     remote.say("a", "b")
     await follow(nursery, book, {"w": remote.source})
-    await until(lambda: "w" in book.statistics() and texts(book) == ["a", "b"])
+    await until(lambda: texts(book) == ["a", "b"])
     for number in range(5):
         remote.hang_up()
         remote.say(str(number))
@@ -506,7 +526,7 @@ async def test_another_start_of_a_worker(book, remote, nursery):
     sources = {"w": remote.source}
     remote.say("first")
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book.statistics() and on_disk(book) == ["first"])
+    await until(lambda: on_disk(book) == ["first"])
     follower = Follower(book, nursery)
     remote.restart("two")
     remote.say("second")
@@ -522,16 +542,23 @@ async def test_lines_before_the_first_beat_begin_the_new_run(book, remote, nurse
     """Lines of the next process that come before its first beat begin the new run, and only one."""
     sources = {"w": remote.source}
     remote.say("a", "b", "c")
-    await follow(nursery, book, sources)
-    await until(lambda: "w" in book.statistics() and on_disk(book) == ["a", "b", "c"])
+    looks = []
+
+    def looked_at():
+        looks.append(sources["w"].start_id)
+        return dict(sources)
+
+    nursery.start_soon(book.follow_forever, looked_at)
+    await until(lambda: on_disk(book) == ["a", "b", "c"])
     remote.restart("two")
     remote.say("d")
     await until(lambda: on_disk(book) == ["d"])
     sources["w"] = remote.source
     book.changed()
     remote.say("e")
-    await until(lambda: on_disk(book) == ["d", "e"] and book.statistics()["w"].start_id == "two")
-    assert texts(book) == ["a", "b", "c", "[ichat: started again]", "d", "e"]
+    await until(lambda: on_disk(book) == ["d", "e"] and looks[-1] == "two")
+    every = ["a", "b", "c", "[ichat: started again]", "d", "e"]
+    assert [line for _, line in await read(book, "follow=false")] == every
     assert [line for _, line in await read(book, "previous=1")] == ["a", "b", "c"]
     assert remote.last_ids == ["", "3"], "told of it, the connection went on"
 
@@ -541,14 +568,16 @@ async def test_a_worker_that_goes_and_comes_again(book, remote, nursery):
     sources = {"w": remote.source}
     remote.say("a")
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book.statistics() and texts(book) == ["a"])
+    await until(lambda: texts(book) == ["a"])
     follower = Follower(book, nursery)
     source = sources.pop("w")
     await until(lambda: follower.ended)
     remote.say("b")
     sources["w"] = source
     await until(lambda: texts(book) == on_disk(book) == ["a", "b"])
-    assert not book.statistics()["w"].has_ended
+    again = Follower(book, nursery)
+    await until(lambda: again.lines == ["a", "b"])
+    assert not again.ended
 
 
 async def test_a_worker_that_outlived_a_gateway(make_book, remote, nursery, tmp_path):
@@ -557,7 +586,7 @@ async def test_a_worker_that_outlived_a_gateway(make_book, remote, nursery, tmp_
     scope = await follow(nursery, book, {"w": remote.source})
     remote.say("a", at=1e9)
     remote.say("b", at=1e9 + 1)
-    await until(lambda: "w" in book.statistics() and on_disk(book) == ["a", "b"])
+    await until(lambda: on_disk(book) == ["a", "b"])
     scope.cancel()
     book.close()
     tear(book.path_of("w"))
@@ -603,8 +632,8 @@ async def test_the_end_of_a_worker_that_was_resumed(book, remote, nursery):
     await trio.sleep(0.05)  # several rounds of the book
     assert not follower.ended
     await run(book, "print('again')")
-    await until(lambda: follower.lines == texts(book))
-    assert texts(book)[-2:] == ["[ichat: started again]", "again"]
+    await until(lambda: follower.lines[-2:] == ["[ichat: started again]", "again"])
+    assert [line for _, line in await read(book, "follow=false")] == follower.lines
     assert on_disk(book) == ["again"]
 
 
@@ -613,7 +642,7 @@ async def test_a_worker_that_is_read_through_a_pipe(book, remote, nursery):
     output = book.begin("w")
     await follow(nursery, book, {"w": remote.source, "other": remote.source})
     remote.say("line")
-    await until(lambda: "other" in book.statistics() and texts(book, "other") == ["line"])
+    await until(lambda: texts(book, "other") == ["line"])
     assert texts(book) == []
     os.close(output)
 
@@ -653,7 +682,7 @@ async def test_a_worker_without_such_lines(book, remote, nursery, kind, tmp_path
     reply, remote.upstream.reply = remote.upstream.reply, refuse
     sources = {"w": remote.source}
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book.statistics() and book.statistics()["w"].refused_start == "one")
+    await wait_refused(book)
     await trio.sleep(0.05)  # several rounds of the book
     assert len(remote.upstream.requests) == 1
     with pytest.raises(ApiError, match="--log-streaming"):
@@ -672,16 +701,19 @@ async def test_only_so_many_are_followed(make_book, remote, nursery, caplog):
     sources = {f"w{number}": remote.source for number in range(4)}
     await follow(nursery, book, sources)
     remote.say("line")
-    await until(lambda: len(book.statistics()) == 2 and on_disk(book, "w1") == on_disk(book, "w0") == ["line"])
+    await until(lambda: on_disk(book, "w1") == on_disk(book, "w0") == ["line"])
     assert [record.message for record in caplog.records] == [
         "the lines of 2 workers are followed, and not of more: see logs.followed_max"
     ]
+    assert repr(book).endswith(" 2 workers>")
     for gone in ("w0", "w1"):
+        follower = Follower(book, nursery, worker_id=gone)
+        await until(lambda follower=follower: follower.lines == ["line"])
         del sources[gone]
-        await until(lambda gone=gone: book.statistics()[gone].has_ended)
-    await until(lambda: "w3" in book.statistics() and on_disk(book, "w3") == ["line"])
+        await until(lambda follower=follower: follower.ended)
+    await until(lambda: on_disk(book, "w3") == ["line"])
     del sources["w2"], sources["w3"]
-    await until(lambda: len(book.statistics()) == 2)
+    await until(lambda: repr(book).endswith(" 2 workers>"))
     assert await read(book, worker_id="w0") == [(1, "line")], "from its file"
 
 
@@ -697,7 +729,7 @@ async def test_a_bug_costs_one_worker(book, remote, nursery, monkeypatch, caplog
     monkeypatch.setattr(client, "connect", fail)
     await follow(nursery, book, {"bad": LogSource("one", "bug", 1), "w": remote.source})
     remote.say("line")
-    await until(lambda: "w" in book.statistics() and texts(book) == ["line"])
+    await until(lambda: texts(book) == ["line"])
     assert [record.message for record in caplog.records] == ["a bug following the lines of worker bad"]
 
 
@@ -708,8 +740,8 @@ async def taken_from(nursery, book, *events, head=HEAD):
     """Return the lines that the book has of a worker that sends this."""
     upstream = said_by(*events, head=head)
     await follow(nursery, book, {"w": await listen(nursery, upstream)})
-    await until(lambda: upstream.closed >= 2 or (upstream.closed and book.statistics()["w"].refused_start))
-    return texts(book)
+    await until(lambda: upstream.closed >= 2)
+    return [line for _, line in await read(book, "follow=false")]
 
 
 async def test_events_that_are_none(book, nursery):
@@ -746,13 +778,13 @@ async def test_a_line_cannot_pretend(make_book, nursery):
     events = [event(1, forged), event(2, "y" * 5000), event(3, "\ud800"), event(4, "\x1b[2J\0")]
     at_odds = [event(5, at="9999-12-31T23:59:59-23:59"), event(6, at="2026-01-01"), event(7, at=7), event(8, at="1e9")]
     book = make_book(line_bytes_max=1000)
-    began = time.time()
+    began_at = time.time() - 0.001  # files have milliseconds
     lines = await taken_from(nursery, book, *events, *at_odds)
     assert lines[0] == "x 2026-01-01T00:00:00.000Z forged "
     assert lines[1] == "y" * 1000 + " … [4000 bytes more]"
     assert lines[2:4] == ["?", "\x1b[2J\0"]
-    assert [line.time >= began for line in book.statistics()["w"].lines[4:8]] == [True] * 4
     await until(lambda: on_disk(book)[:8] == lines[:8])
+    assert [line.time >= began_at for line in load(book.path_of("w")).tail(10**6)[4:8]] == [True] * 4
 
 
 async def test_events_without_end(book, nursery):
@@ -797,7 +829,7 @@ async def test_answers_that_are_none(book, remote, nursery, head):
 
     upstream = Upstream(reply)
     await follow(nursery, book, {"w": await listen(nursery, upstream), "good": remote.source})
-    await until(lambda: upstream.closed >= 3 or (upstream.closed and book.statistics()["w"].refused_start))
+    await wait_refused(book, lambda: upstream.closed >= 3)
     remote.say("line")
     await until(lambda: texts(book, "good") == ["line"])
     assert texts(book) == []

@@ -14,9 +14,11 @@ from ichat import errors
 from ichat.config.models import NOTHING_SENT, REASONS
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import (
+    BEGUN,
     AttemptStep,
     BodyEdits,
     Done,
+    Found,
     Lookup,
     Outcome,
     Refuse,
@@ -24,11 +26,11 @@ from ichat.proxy.steps import (
     Wait,
     is_rejected,
     next_step,
+    plain_start,
     shown,
 )
 
 NOW = 100.0
-BEGUN = Outcome("begun")
 ANSWERED = Outcome("answered", "w1", status=200)
 ALONE = Outcome("alone")
 WAITED = Outcome("waited")
@@ -43,8 +45,8 @@ def named(*ahead, goes_on=NOTHING_SENT, **more):
     return RequestRoute("a", ahead, "n", tuple(goes_on), queue_s=30.0, repeats_until=NOW + 1, **more)
 
 
-def found(endpoint="w1", *, is_external=False):
-    return Outcome("found", endpoint, is_external=is_external)
+def found(endpoint="w1"):
+    return Found(endpoint)
 
 
 def refused(error, reason=""):
@@ -225,6 +227,12 @@ def test_an_attempt_says_which_responses_the_client_must_not_get():
     assert (last.model, last.tries, next_step(last, found("x"), NOW)[1].rejects) == ("b", 4, ())
 
 
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_plain_request_starts_as_any_other(is_bound):
+    """Its first step is kept, and is the same as if it were decided each time."""
+    assert plain_start("a", 30.0, is_bound=is_bound) == next_step(plain(is_bound=is_bound), BEGUN, NOW)
+
+
 def test_an_open_circuit_is_skipped_while_another_model_can_be_asked():
     """The last model's endpoint is asked all the same."""
     route = named("b", goes_on=("circuit",))
@@ -287,7 +295,7 @@ def test_every_way_ends(count, goes_on, reasons, retries):
     assert len(route.passed) <= 2 * count
 
 
-VALUES = (Failure, BodyEdits, RequestRoute, Outcome, Lookup, Wait, AttemptStep, Refuse, Done)
+VALUES = (Failure, BodyEdits, RequestRoute, Outcome, Found, Lookup, Wait, AttemptStep, Refuse, Done)
 
 
 def values_of(kind):

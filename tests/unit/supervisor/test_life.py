@@ -6,8 +6,10 @@ import types
 
 import attrs
 import pytest
+import trio
 
 from ichat.config.schema import Restart
+from ichat.fleet.registry import Registry
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.supervisor import life
 from ichat.supervisor.life import (
@@ -25,6 +27,7 @@ from ichat.supervisor.life import (
     phase_of,
 )
 from ichat.supervisor.run_progress import RunResult
+from ichat.supervisor.worker_life import WorkerLife
 
 COLD, LOADED, ASLEEP, GONE = Wanted("cold"), Wanted("loaded"), Wanted("asleep"), Wanted("gone")
 NEWER = Wanted("loaded", run=1)
@@ -399,3 +402,28 @@ def test_a_planted_mistake_is_found(name, mistake):
     """The lives are worth something only if a wrong rule ends one of them."""
     with pytest.raises(AssertionError):
         live_all(rules(**{name: mistake}))
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+async def test_a_workers_record_shows_each_step_of_its_life(on_demand, autojump_clock):
+    """Others see a worker cold or down exactly while it is, whatever is wanted and however its processes end."""
+    for seed in range(200):
+        chance, registry = random.Random(seed), Registry({}, trio.current_time, 8)
+        record = registry.expect("w", ["m"])
+        registry.configure(record, names=["m"], max_in_flight=None, settings={}, on_demand=on_demand)
+        worker, starts = WorkerLife(registry, record, Wanted("loaded"), NoProcess()), 0
+        for _ in range(20):
+            actual = worker.actual
+            if not isinstance(actual, NoProcess):
+                end = chance.choice([None, WorkerEnd("ended", 0.0, exit_code=chance.choice([1, 64]))])
+                worker.end_run(RunResult(end, chance.random() < 0.5), RESTART)
+            elif (action := worker.next_action().kind) == "start":
+                worker.begin()
+                starts += 1
+            elif action == "cool":
+                worker.cool()
+            else:
+                await trio.sleep(100)
+            chance.choice([worker.load, worker.unload, worker.forgive, lambda: None, lambda: None])()
+            assert record.absence == {"cold": "cold", "failed": "down"}.get(life.absence_of(worker.actual), "")
+            assert record.restarts <= starts
