@@ -6,7 +6,7 @@ list, regardless of the number of workers.
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -15,15 +15,15 @@ from typing_extensions import Self
 from ichat.errors import bad_request
 from ichat.fleet.registry import Registry
 from ichat.fleet.views import WorkerSummary, summarize
-from ichat.fleet.worker_record import State, WorkerRecord
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.hardware.machines import MachineView
+from ichat.observability.fleet_metrics import STATES
 from ichat.observability.logs.stream import read_flag, read_parameters
 from ichat.protocol.json_text import encoder
 
 PIECE_BYTES = 64 * 1024
 """A piece ends with the part that brings it to this length."""
 PIECE_PARTS_MAX = 64
-STATES: frozenset[str] = frozenset(word for words in get_args(State) for word in get_args(words))
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 _Result = TypeVar("_Result")
 _KNOWN = ("full", "limit", "after", "model", "state")

@@ -27,6 +27,7 @@ from ichat.fleet.views import WorkerSummary, WorkerView
 from ichat.fleet.worker_record import State
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
+from ichat.observability.fleet_metrics import STATES
 from ichat.protocol.messages import (
     Group,
     Heartbeat,
@@ -93,11 +94,10 @@ def schemas() -> dict[str, Schema]:
     number: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1e15}
     scalars = ["string", "number", "boolean", "array", "object"]
     step = properties_of(ReloadStep)
-    states = [word for part in get_args(State) for word in get_args(part)]
     return {
         **{name: view(one) for one, name in COMPONENTS.items() if one not in (State, MachineGpu)},
         **{name: object_of(**given) for name, given in PARTS["objects"].items()},
-        "State": {**PARTS["state"], "enum": states},
+        "State": {**PARTS["state"], "enum": list(STATES)},
         "ModelEntry": _model_entry(),
         "Models": list_of(ref("ModelEntry")),
         "Progress": {

@@ -13,8 +13,8 @@ import trio
 from exceptiongroup import BaseExceptionGroup, catch
 from typing_extensions import TypeVarTuple, Unpack
 
-from ichat.cli.client import Api
-from ichat.cli.gateway_address import USUAL_FILE, add_flags, find_gateway
+from ichat.cli.client import Api, open_api
+from ichat.cli.gateway_address import USUAL_FILE, add_flags
 from ichat.cli.screen import Screen, prepare_streams, raise_interrupts
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
@@ -80,7 +80,6 @@ def run(argv: Sequence[str]) -> int:
     if args.config is None and args.gateway is None and os.path.isfile(USUAL_FILE):
         args.config = USUAL_FILE
     prepare_streams()
-    key = args.api_key or os.environ.get("ICHAT_ADMIN_KEY") or os.environ.get("ICHAT_API_KEY")
     began = time.monotonic()
     asks = args.gateway is not None
     before, groups = descendants(os.getpid()), list[FindingGroup]()
@@ -88,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         with catch({KeyboardInterrupt: interrupts.append}):
             raise_interrupts()
-            groups = trio.run(partial(examine, args.config, lambda: Api(find_gateway(args), key), asks_gateway=asks))
+            groups = trio.run(partial(examine, args.config, lambda: open_api(args), asks_gateway=asks))
     finally:
         kill(set(descendants(os.getpid())).difference(before))  # interpreters that have not answered
     if interrupts:

@@ -169,7 +169,7 @@ class History:
                 total[name] += value
             spread = Histogram(())
             if new.first_byte is not None:
-                spread = _spread(new.first_byte.bounds, since)
+                spread = Histogram(new.first_byte.bounds, since)
                 all_first_bytes = _joined(all_first_bytes, spread)
             queued, working = self._balancer.waiting_for(new.model), 0
             is_shown = new.model in self._models or (
@@ -237,17 +237,11 @@ class History:
 _NOTHING = ModelTraffic("", 0, 0, 0, 0, None)
 
 
-def _spread(bounds: Sequence[float], counts: Sequence[int]) -> Histogram:
-    found = Histogram(bounds)
-    found.counts[:] = counts
-    return found
-
-
 def _joined(one: Histogram, other: Histogram) -> Histogram:
     """Return the counts of both; an empty histogram is allowed, all others have the same bounds."""
     if not one.bounds:
         return other
-    return _spread(one.bounds, [first + second for first, second in zip(one.counts, other.counts, strict=True)])
+    return Histogram(one.bounds, [first + second for first, second in zip(one.counts, other.counts, strict=True)])
 
 
 def percentile_ms(spread: Histogram, share: float) -> float:

@@ -29,17 +29,18 @@ _OF_GPUS = (
 _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
+def _no_counts(of: "Histogram") -> list[int]:
+    return [0] * (len(of.bounds) + 1)
+
+
 @attrs.define(eq=False)
 class Histogram:
     """Counts of values by their size."""
 
     bounds: Sequence[float]
-    counts: list[int] = attrs.field(init=False)
+    counts: list[int] = attrs.Factory(_no_counts, takes_self=True)
     """How many values were at most each bound and more than the bound before; the last: more than all bounds."""
     sum: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
         """Count a value."""

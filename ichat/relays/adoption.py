@@ -53,8 +53,9 @@ def numbers_in(added: Note) -> list[int]:
 
 def _rows(report: Note, name: str, types: tuple[type, ...]) -> list[list[Any]]:
     rows: Any = report.content.get(name, [])
-    if not isinstance(rows, list) or any(tuple(map(type, row)) != types for row in cast("list[Any]", rows)):
-        raise TalkError(f"The rows of `{name}` in a report have another form.")
+    is_table = isinstance(rows, list) and all(isinstance(row, list) for row in cast("list[Any]", rows))
+    if not is_table or any(tuple(map(type, row)) != types for row in cast("list[list[Any]]", rows)):
+        raise TalkError(f"The rows of `{name}` in a frame have another form.")
     return cast("list[list[Any]]", rows)
 
 

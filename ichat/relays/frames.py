@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from ichat.relays.layouts import LAYOUTS, OPTIONAL
+from ichat.relays.layouts import LAYOUTS, OPTIONAL, Parts
 from ichat.relays.values import NOTHING, Frame, FrameError, Note
 
 FRAME_BYTES_MAX = 1024 * 1024
@@ -21,6 +21,7 @@ ASK_BYTES_MAX = 16 * 1024
 _HEAD = struct.Struct("<IBBH")
 _WHOLE = {name: struct.Struct(f"<IBBH{one.fixed}B{one.strings}H") for name, one in LAYOUTS.items()}
 """The fields of each kind before its strings, all together."""
+_HEAD_BYTES = {name: whole.size - 1 - 2 * LAYOUTS[name].strings for name, whole in _WHOLE.items()}
 _NAMES = {layout.number: name for name, layout in LAYOUTS.items()}
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, struct.error)
 """The errors of a table that is fed with something else."""
@@ -31,17 +32,20 @@ def encode(frame: Frame) -> bytes:
     layout = LAYOUTS.get(frame.kind)
     if layout is None:
         raise FrameError(f"There is no kind of frame with the name {frame.kind!r}.")
+    kind, whole = frame.kind, _WHOLE[frame.kind]
     try:
         fixed, strings, rest = layout.parts_of(frame)
-        tail = json.dumps(rest, separators=(",", ":"), allow_nan=False).encode() if rest else b""
-        whole, count = _WHOLE[frame.kind], layout.strings
-        size = whole.size + sum(map(len, strings)) + len(tail)
-        head_bytes = whole.size - 1 - 2 * count
-        head = whole.pack(size, layout.number, layout.bits, head_bytes, *fixed, count, *map(len, strings))
+        after = b"".join(strings)
+        if rest:
+            after += json.dumps(rest, separators=(",", ":"), allow_nan=False).encode()
+        size = whole.size + len(after)
+        head = whole.pack(
+            size, layout.number, layout.bits, _HEAD_BYTES[kind], *fixed, layout.strings, *map(len, strings)
+        )
     except _DAMAGES as error:
-        raise FrameError(f"A frame `{frame.kind}` cannot be written: {error}.") from error
-    _check_size(frame.kind, size)
-    return b"".join((head, *strings, tail))
+        raise FrameError(f"A frame `{kind}` cannot be written: {error}.") from error
+    _check_size(kind, size)
+    return head + after
 
 
 def decode(data: bytes) -> Frame | None:
@@ -59,7 +63,9 @@ def decode(data: bytes) -> Frame | None:
     _check_size(kind, size)
     layout = LAYOUTS[kind]
     try:
-        fixed, strings, rest = _parts_in(data, head_bytes, _WHOLE[kind], layout.strings)
+        if head_bytes != _HEAD_BYTES[kind] or data[head_bytes] != layout.strings:
+            data = _as_known(data, head_bytes, _HEAD_BYTES[kind], layout.strings)
+        fixed, strings, rest = _parts_in(data, _WHOLE[kind], layout.strings)
         return Note(kind, fixed[0], rest) if layout.value_of is None else layout.value_of(fixed, strings, rest)
     except _DAMAGES as error:
         raise FrameError(f"A frame `{kind}` is damaged: {error}.") from error
@@ -71,21 +77,17 @@ def _check_size(kind: str, size: int) -> None:
         raise FrameError(f"A frame `{kind}` has {size} bytes, more than {most}.")
 
 
-def _parts_in(data: bytes, head_bytes: int, whole: struct.Struct, count: int) -> tuple[Any, ...]:
-    """Return the fixed fields that are known, the strings that are known, and the JSON."""
-    known = whole.size - 1 - 2 * count
-    if head_bytes != known or data[head_bytes] != count:
-        data = _as_known(data, head_bytes, known, count)
-    fields = whole.unpack_from(data)
-    at = whole.size
+def _parts_in(data: bytes, whole: struct.Struct, count: int) -> Parts:
+    """Return the fixed fields of a frame, its strings and its JSON."""
+    fields, at = whole.unpack_from(data), whole.size
+    end = len(fields) - count
     strings: list[bytes] = []
-    for length in fields[len(fields) - count :] if count else ():
+    for length in fields[end:]:
         strings.append(data[at : at + length])
         at += length
     if at > len(data):
         raise ValueError("its strings are cut off")
-    rest = NOTHING if at == len(data) else _json_of(data[at:])
-    return fields[4 : len(fields) - count - 1], strings, rest
+    return fields[4 : end - 1], strings, NOTHING if at == len(data) else _json_of(data[at:])
 
 
 def _as_known(data: bytes, head_bytes: int, known: int, count: int) -> bytes:

@@ -29,7 +29,7 @@ from ichat.relays.values import (
 
 OPTIONAL = 1
 """The bit of a kind that a reader may ignore if it does not know it."""
-Parts = tuple[tuple[Any, ...], tuple[bytes, ...], Mapping[str, Any]]
+Parts = tuple[Sequence[Any], Sequence[bytes], Mapping[str, Any]]
 """The fixed fields of a frame, its strings, and its JSON."""
 
 # Numbers for common values. More may be appended, and none is ever used for something else.
@@ -49,7 +49,7 @@ _REJECTS = ("429", "5xx")
 _PATH_NUMBERS = {path: number for number, path in enumerate(_PATHS) if number}
 _METHOD_NUMBERS = {method: number for number, method in enumerate(_METHODS) if number}
 _OUTCOME_NUMBERS = {kind: number for number, kind in enumerate(OUTCOMES)}
-_WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE = 1, 2, 4, 8
+_WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE, _IS_EXTERNAL = 1, 2, 4, 8, 16
 _REJECTS_429, _REJECTS_5XX, _HAS_LONGER, _IS_AGAIN, _PASSES_ALL = (1 << number for number in range(16, 21))
 _ANY_REJECTS = _REJECTS_429 | _REJECTS_5XX
 _FAILURE_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -95,6 +95,8 @@ def _unlatin(rows: Iterable[tuple[str, str]]) -> tuple[tuple[str, bytes], ...]:
 
 def _lines_of(pairs: HeaderPairs) -> bytes:
     """Return headers as the lines of a head."""
+    if not pairs:
+        return b""
     lines = b"".join([b"%s: %s\r\n" % pair for pair in pairs])
     if lines.count(b"\n") != len(pairs) or lines.count(b"\r") != len(pairs):
         raise FrameError("A header in a frame has a line break.")
@@ -109,9 +111,11 @@ def _pairs_of(lines: bytes) -> HeaderPairs:
     pairs: list[tuple[bytes, bytes]] = []
     for line in lines[:-2].split(b"\r\n"):
         name, colon, value = line.partition(b": ")
-        if not colon or b"\r" in line or b"\n" in line:
+        if not colon:
             raise FrameError("A header in a frame is no line with a colon.")
         pairs.append((name, value))
+    if lines.count(b"\n") != len(pairs) or lines.count(b"\r") != len(pairs):
+        raise FrameError("A header in a frame has a line break.")
     return tuple(pairs)
 
 
@@ -134,23 +138,23 @@ def _failure_of(rest: Mapping[str, Any]) -> Failure:
 
 
 def _ask_parts(asked: Asked) -> Parts:
-    path, method = _PATH_NUMBERS.get(asked.path, 0), _METHOD_NUMBERS.get(asked.method, 0)
+    (
+        number, at, identity, model, path, method, peer, credential, host, session, bits, again, body_bytes,
+        prompt_bytes, prefix_bytes, sums, before, headers, previous, tried,
+    ) = asked  # fmt: skip
+    path_number, method_number = _PATH_NUMBERS.get(path, 0), _METHOD_NUMBERS.get(method, 0)
     rest: dict[str, Any] = {}
-    if not path or not method:
-        rest = dict(_latin((("path", asked.path), ("method", asked.method))))
-    if asked.before or asked.headers:
-        headers = [(name.decode("latin-1"), value) for name, value in asked.headers]
-        rest |= {"before": _latin(asked.before), "headers": _latin(headers)}
-    if asked.previous_response_id or asked.tried:
-        rest |= {"previous": asked.previous_response_id, "tried": asked.tried}
-    sums = asked.checksums
-    fixed = (
-        asked.number, asked.at, asked.body_bytes, method, path, asked.bits, asked.again, asked.prompt_bytes,
-        asked.prefix_bytes,
-    )  # fmt: skip
+    if not path_number or not method_number:
+        rest = dict(_latin((("path", path), ("method", method))))
+    if before or headers:
+        rest["before"] = _latin(before)
+        rest["headers"] = _latin((name.decode("latin-1"), value) for name, value in headers)
+    if previous or tried:
+        rest |= {"previous": previous, "tried": tried}
+    fixed = (number, at, body_bytes, method_number, path_number, bits, again, prompt_bytes, prefix_bytes)
     strings = (
-        _str_bytes(asked.id), _str_bytes(asked.model), _str_bytes(asked.peer), asked.credential, asked.host,
-        asked.session, struct.pack(f"<{len(sums)}I", *sums) if sums else b"",
+        _str_bytes(identity), _str_bytes(model), _str_bytes(peer), credential, host, session,
+        struct.pack(f"<{len(sums)}I", *sums) if sums else b"",
     )  # fmt: skip
     return fixed, strings, rest
 
@@ -216,9 +220,10 @@ def _outcome_parts(sent: SentOutcome) -> Parts:
     outcome, usage, rest = sent.outcome, sent.usage or UsedTokens(0, 0), NOTHING
     bits = _WANTS_NEXT * sent.wants_next | _IS_OVER * outcome.is_over
     bits |= _HAS_USAGE * (sent.usage is not None) | _IS_ESTIMATE * usage.is_estimate
-    if outcome.failure is not None or outcome.is_external or sent.dropped:
+    bits |= _IS_EXTERNAL * outcome.is_external
+    if outcome.failure is not None or sent.dropped:
         failure = None if outcome.failure is None else attrs.asdict(outcome.failure)
-        rest = {"failure": failure, "external": outcome.is_external, "dropped": sent.dropped}
+        rest = {"failure": failure, "dropped": sent.dropped}
     fixed = (
         sent.number, sent.attempt, sent.seq, _OUTCOME_NUMBERS[outcome.kind], outcome.status, bits, sent.asked_at,
         sent.first_at, sent.ended_at, sent.bytes_out, sent.chunks, usage.input, usage.output, usage.cached,
@@ -229,16 +234,18 @@ def _outcome_parts(sent: SentOutcome) -> Parts:
 
 def _outcome_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, Any]) -> SentOutcome:
     number, attempt, seq, kind, status, bits, asked_at, first_at, ended_at, size, chunks, got, made, cached = fixed
-    error, why, endpoint, key, model = map(_str_of, strings)
-    failure = rest.get("failure")
+    error, why, endpoint, key, model = [_str_of(text) if text else "" for text in strings]
+    failure, dropped = None, ()
+    if rest:
+        failure, dropped = rest.get("failure"), _texts(rest, "dropped")
     outcome = Outcome(
         OUTCOMES[kind], endpoint, None if failure is None else _failure_of(failure), why, "", status,
-        rest.get("external") is True, bits & _IS_OVER != 0,
+        bits & _IS_EXTERNAL != 0, bits & _IS_OVER != 0,
     )  # fmt: skip
     usage = UsedTokens(got, made, cached, bits & _IS_ESTIMATE != 0) if bits & _HAS_USAGE else None
     return SentOutcome(
         number, attempt, seq, outcome, bits & _WANTS_NEXT != 0, asked_at, first_at, ended_at, size, chunks, usage,
-        error, key, model, _texts(rest, "dropped"),
+        error, key, model, dropped,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class OwnerTalk:
     """Checks the frames that an owner sends to a relay and receives from it. Raises TalkError."""
 
     def __init__(self, asks_max: int) -> None:
-        """`asks_max` is the number of connections that the relay may have."""
+        """The relay may have `asks_max` requests at once: for each of its connections a request, and a copy."""
         self.requests: dict[int, RequestThere] = {}
         self.unread_bytes = 0
         """Set by the caller: the bytes that the relay has not read yet."""

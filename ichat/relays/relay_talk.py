@@ -33,7 +33,7 @@ AGAIN_MAX = 2
 """A request is not asked again after the deaths of this number of owners."""
 RECENT_S = 61
 ROWS_MAX = 1000
-"""Of a frame `report`."""
+"""Of a frame `report` or `added`."""
 _S = 1_000_000_000
 _ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go": ("head", "left"), "gone": ("left",)}
 """The phases of a request in which the owner may send these frames. A client may leave while they are sent."""
@@ -116,7 +116,7 @@ class RelayTalk:
     def _reports(self, now: MonotonicNs) -> list[Note]:
         steps = [one.step for one in self.requests.values() if one.phase == "trying" and one.step is not None]
         trying = [[one.number, one.attempt, one.step.endpoint, one.key, one.step.model] for one in steps]
-        self._recent = {at: sums for at, sums in self._recent.items() if at[0] > now // _S - RECENT_S}
+        self._drop_old(now)
         recent = [[*at, *sums] for at, sums in self._recent.items()]
         return [
             Note("report", 0, {"trying": trying[at : at + ROWS_MAX], "recent": recent[at : at + ROWS_MAX]})
@@ -247,16 +247,30 @@ class RelayTalk:
                 sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0, 0])
                 sums[0] += 1
                 sums[1] += 0 if item.usage is None else item.usage.total
-                sums.append(item.number)
+                if self._link is not None:  # the next owner does not know the numbers
+                    sums.append(item.number)
             self.unsettled = kept
-        if is_last and self._sums:
-            self._seq += 1
+        if is_last:
             rows = [[*names, *sums[:2], sums[2:]] for names, sums in self._sums.items()]
-            self.unsettled.append(Note("added", 0, {"seq": self._seq, "rows": rows}))
             self._sums = {}
+            for at in range(0, len(rows), ROWS_MAX):
+                self._seq += 1
+                self.unsettled.append(Note("added", 0, {"seq": self._seq, "rows": rows[at : at + ROWS_MAX]}))
 
     def _count(self, key: str, now: MonotonicNs, place: int, number: int) -> None:
-        self._recent.setdefault((now // _S, key), [0, 0])[place] += number
+        sums = self._recent.get((now // _S, key))
+        if sums is None:
+            self._drop_old(now)
+            sums = self._recent[now // _S, key] = [0, 0]
+        sums[place] += number
+
+    def _drop_old(self, now: MonotonicNs) -> None:
+        """Drop the sums of the seconds before the last minute: the oldest are first."""
+        while self._recent:
+            oldest = next(iter(self._recent))
+            if oldest[0] > now // _S - RECENT_S:
+                return
+            del self._recent[oldest]
 
     # Frames from the owner.
 

@@ -69,7 +69,7 @@ class Loader:
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
         self._registry.changed.add(self._on_registry_change)
-        self._balancer.wanted.add(self._on_want)
+        self._balancer.wanted.add(lambda _: self.review())
         while True:
             self._changed = trio.Event()
             pause_s = GAP_S
@@ -85,9 +85,6 @@ class Loader:
     def _on_registry_change(self) -> None:
         if self._watched:
             self._changed.set()
-
-    def _on_want(self, _: str) -> None:
-        self._changed.set()
 
     def _on_idle(self, watched: WatchedWorker) -> None:
         """Decide again if it may change anything now that a worker has no request any more."""

@@ -1,8 +1,10 @@
 """Frames as bytes: each value comes back, damage is a FrameError, and older and newer programs understand each other."""
 
+import contextlib
 import json
 import random
 import struct
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,12 @@ from hypothesis import strategies as st
 from ichat.observability.request_record import UsedTokens
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, BodyEdits, Outcome, OutcomeKind, Refuse, Wait
+from ichat.relays.adoption import Adoption
 from ichat.relays.frames import ASK_BYTES_MAX, FRAME_BYTES_MAX, FrameReader, decode, encode
 from ichat.relays.layouts import LAYOUTS, OPTIONAL, OUTCOMES
+from ichat.relays.link import hello
+from ichat.relays.owner_talk import OwnerTalk
+from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import (
     Asked,
     FrameError,
@@ -22,6 +28,7 @@ from ichat.relays.values import (
     Refused,
     SentOutcome,
     SentStep,
+    TalkError,
     TrioClock,
     Waits,
 )
@@ -147,6 +154,34 @@ def test_damaged_frames_are_frame_errors():
             refused.append(str(error))
     assert len(refused) > DAMAGED / 20
     assert [sentence for sentence in refused if len(sentence) > 400 or not sentence.endswith(".")] == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | texts, lambda inner: st.lists(inner, max_size=6), max_leaves=12
+)
+members = st.sampled_from(("version", "seq", "rows", "trying", "recent", "protocol", "knows", "term", "settings"))
+wild_notes = st.builds(
+    Note, st.sampled_from(("hello", "report", "ready", "added", "prepared", "settled", "settings", "commit", "leave")),
+    st.integers(0, 3), st.dictionaries(members, json_values, max_size=5),
+)  # fmt: skip
+rows_of_reports = st.lists(st.lists(st.integers(0, 9) | texts, min_size=3, max_size=6), max_size=3)
+reports = st.builds(Note, st.just("report"), st.just(0), st.fixed_dictionaries({"trying": rows_of_reports}))
+
+
+@given(st.lists(st.one_of(wild_notes, reports, frames), max_size=10))
+def test_frames_with_any_content_are_refused_by_sentences(sent):
+    """Whatever the other side sends, a talk and an adoption raise nothing but a TalkError."""
+    owner, relay = OwnerTalk(10), RelayTalk()
+    adoption = Adoption(["r"], {}, MonotonicNs(0))
+    owner.sends(hello(1))
+    owner.receives(hello(0))
+    relay.meet_owner(hello(1), MonotonicNs(1))
+    for frame in sent:
+        for receive in (owner.receives, partial(relay.receives, now=MonotonicNs(2)), partial(adoption.receive, "r")):
+            with contextlib.suppress(TalkError):
+                receive(frame)
+        with contextlib.suppress(TalkError):
+            RelayTalk().meet_owner(frame, MonotonicNs(1)) if isinstance(frame, Note) else None
 
 
 @pytest.mark.parametrize("rest", [

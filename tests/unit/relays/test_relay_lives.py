@@ -190,6 +190,7 @@ class World:
         relay = self.any_relay()
         for number, one in [*relay.talk.requests.items()]:
             if one.phase == "admitted":
+                self.done(relay, number)
                 relay.since[number] = self.now
                 relay.put(relay.talk.ask(one.asked._replace(bits=0), number, self.now))
                 return
@@ -218,11 +219,11 @@ class World:
         self.end_step(relay, number, attempt, Outcome(kind, endpoint, failure), wants_next=wants_next)
 
     def end_step(self, relay, number, attempt, outcome, *, wants_next=False):
-        if not wants_next:
-            relay.worked.add(number)
-            self.done(relay, number)
-        else:
+        self.done(relay, number)
+        if wants_next:
             relay.since[number] = self.now
+        else:
+            relay.worked.add(number)
         relay.ended += 1
         sent = SentOutcome(number, attempt, relay.talk.next_seq, outcome, wants_next, usage=UsedTokens(1, 1))
         relay.put(relay.talk.sends(sent, self.now))

@@ -298,6 +298,19 @@ def test_new_owners_get_everything_that_is_open():
     assert rest[4:] == [Note("ready")]
 
 
+def test_relays_keep_only_the_last_minute():
+    """The sums of a second do not outlive the windows of the limits; a relay that runs for weeks stays small."""
+    pair = Pair()
+    for number in range(1, 201):
+        pair.now += S
+        pair.run(ask(number), step(number), ended(number, number))
+    assert len(pair.relay._recent) <= 61
+    pair.relay.lose_owner(pair.now)
+    pair.meet()
+    seconds = [row[0] for row in pair.report[1].content["recent"]]
+    assert seconds == list(range(pair.now // S - 60, pair.now // S + 1))
+
+
 def test_outcomes_of_an_earlier_owners_step_are_asked_anew():
     """The new owner does not know the request: it gets the outcome, and then the whole ask."""
     pair = Pair()
