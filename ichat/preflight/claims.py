@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.preflight.facts import VISIBLE, arguments_of
@@ -37,11 +37,18 @@ def claims_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> Claims:
     `has_gpus` says whether the machine has any: a worker without named GPUs uses all of them. For engines other
     than vLLM the amount is not known, so workers that share a GPU claim none of its memory.
     """
-    share = math.inf if not worker.share_gpus else shares_of(worker)
+    share = math.inf
+    if worker.share_gpus:
+        share = memory_share(worker) if worker.backend == "vllm" else 0.0
     numbers = _gpus_of(worker, has_gpus=has_gpus)
     gpus = {EVERY_GPU} if numbers is None else numbers
     address = worker.tcp_address()
     return Claims(dict.fromkeys(gpus, share), address if address is not None and address[1] else None)
+
+
+def without_gpus(worker: ManagedWorkerConfig) -> ManagedWorkerConfig:
+    """Return the table of a worker that uses no GPU now."""
+    return evolve(worker, gpu_ids=[], env={name: value for name, value in worker.env.items() if name != VISIBLE})
 
 
 def fit(one: Claims, other: Claims) -> bool:
@@ -94,16 +101,6 @@ def _gpus_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> set[int] | None:
     if words is not None and all(word.isdecimal() for word in named):
         return {int(word) for word in named}
     return None if has_gpus else set()
-
-
-def do_shares_fit(*workers: ManagedWorkerConfig) -> bool:
-    """Return whether a GPU has the memory that the vLLM workers among these claim of it."""
-    return shares_of(*workers) <= 1 + 1e-9
-
-
-def shares_of(*workers: ManagedWorkerConfig) -> float:
-    """Return the share of a GPU's memory that the vLLM workers among these claim together."""
-    return sum(memory_share(worker) for worker in workers if worker.backend == "vllm")
 
 
 def memory_share(worker: ManagedWorkerConfig) -> float:

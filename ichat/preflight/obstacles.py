@@ -15,11 +15,12 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import refusals_of
 from ichat.engines.flags import KEY_VARIABLE, engine_flags
 from ichat.hardware.gpus import Gpu, GpuProcess
-from ichat.preflight.claims import do_shares_fit, have_one_port, memory_share, number_in_arguments, shares_of
+from ichat.preflight.claims import Claims, claims_of, have_one_port, memory_share, number_in_arguments, overfull_gpus
 from ichat.preflight.facts import (
     ENGINES,
     PROBE_S,
     PYTHON_NEEDED,
+    VISIBLE,
     Facts,
     Holder,
     PortState,
@@ -74,7 +75,7 @@ def obstacles_of(
         ("model", problems_of_model(worker.model_path, facts, "model_path")),
         ("hub", problems_of_hub(facts.hub) if facts.hub is not None else ()),
         ("flags", _problems_of_flags(worker, facts)),
-        ("sharing", _problems_of_sharing(worker, others)),
+        ("sharing", _problems_of_sharing(worker, others, facts)),
         ("gpus", _problems_of_gpus(worker, facts)),
         ("memory", () if is_later else _problems_of_memory(worker, facts)),
     )
@@ -168,21 +169,54 @@ def problems_of_model(path: str, facts: Facts, key: str) -> list[str]:
     return _only(sentences, facts.model)
 
 
-def _problems_of_sharing(worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Iterator[str]:
-    for number in dict.fromkeys(worker.gpu_ids or ()):
-        holders = {name: other for name, other in others.items() if number in (other.gpu_ids or ())}
-        apart = [name for name, other in holders.items() if not (worker.share_gpus and other.share_gpus)]
+def _problems_of_sharing(
+    worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
+) -> Iterator[str]:
+    """Apply the rule by which workers on demand are loaded at once, to the claims that are certain."""
+    visible = _gateways_gpus(worker, facts)
+    own = _certain_claims(worker, visible, facts.devices)
+    held = {name: _certain_claims(other, visible, facts.devices) for name, other in others.items()}
+    is_by_variable = facts.devices == VISIBLE and VISIBLE in worker.env
+    choice = f"GPUs in {VISIBLE}" if is_by_variable else "gpu_ids"
+    for number in sorted(overfull_gpus(own, list(held.values()))):
+        share = own.gpus[number]
+        shares = {name: claims.gpus[number] for name, claims in held.items() if number in claims.gpus}
+        apart = [name for name, other in shares.items() if math.isinf(share + other)]
         if apart:
             yield (
-                f"GPU {number} is worker {apart[0]}'s: choose other gpu_ids, or set share_gpus = true for both and"
+                f"GPU {number} is worker {apart[0]}'s: choose other {choice}, or set share_gpus = true for both and"
                 " see that their shares of its memory fit together."
             )
-        elif holders and worker.backend == "vllm" and not do_shares_fit(worker, *holders.values()):
+        elif worker.backend == "vllm":
             yield (
-                f"The vLLM workers that share GPU {number} take {100 * shares_of(worker, *holders.values()):.0f} % of"
-                f" its memory together (this one and {', '.join(holders)}): lower their gpu_memory_utilization, to"
-                " 100 % in all."
+                f"The vLLM workers that share GPU {number} take {100 * (share + sum(shares.values())):.0f} % of its"
+                f" memory together (this one and {', '.join(shares)}): lower their gpu_memory_utilization, to 100 % in"
+                " all."
             )
+
+
+def _gateways_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Sequence[int]:
+    """Return the GPUs that the gateway's own environment shows; empty unless the worker sees, and uses, the same."""
+    return (_ids(worker, facts) or ()) if facts.gpus and _uses_first_gpus(worker) else ()
+
+
+def _certain_claims(worker: ManagedWorkerConfig, visible: Sequence[int], devices: str) -> Claims:
+    """Return the claims of a worker on GPUs by their numbers, as far as these are certain.
+
+    `visible` are the GPUs that the gateway's own environment shows, empty if not known. `devices` is the variable
+    that counts.
+    """
+    if visible and _uses_first_gpus(worker):
+        worker = attrs.evolve(worker, gpu_ids=list(visible[: _ranks(worker)]))
+    elif devices != VISIBLE:
+        worker = attrs.evolve(worker, env={})
+    return claims_of(worker, has_gpus=False)
+
+
+def _uses_first_gpus(worker: ManagedWorkerConfig) -> bool:
+    """Return whether a worker certainly uses the first of the GPUs that the gateway's own environment shows."""
+    is_named = worker.gpu_ids is not None or VISIBLE in worker.env
+    return worker.backend == "vllm" and worker.share_gpus and not is_named
 
 
 def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:

@@ -11,7 +11,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.listeners import wait_any
-from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port
+from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, without_gpus
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.life import NoProcess, Starting, Wanted
@@ -87,7 +87,7 @@ class ManagedWorker:
     def occupies(self) -> ManagedWorkerConfig:
         """The table with the resources that it holds while it runs: a sleeping engine has freed its GPUs."""
         is_asleep = self.record.heartbeat is not None and self.record.heartbeat.state == "asleep"
-        return attrs.evolve(self.holds, gpu_ids=[]) if is_asleep else self.holds
+        return without_gpus(self.holds) if is_asleep else self.holds
 
     @property
     def is_on_demand(self) -> bool:

@@ -14,6 +14,7 @@ from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.fleet.waiting import wait_lease
 from ichat.hardware.gpus import GpuReader
+from ichat.preflight.claims import claims_of
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.routing.request import Lease, RoutingRequest
@@ -442,19 +443,24 @@ async def test_sleep_and_wake(autojump_clock, rig):
     assert site.loader.counts.loads["b", "request", "failed"] == 1
 
 
-async def test_a_sleeping_worker_holds_no_gpu(autojump_clock, rig):
+@pytest.mark.parametrize("named", [{"gpu_ids": [0]}, {"env": {"CUDA_VISIBLE_DEVICES": "0"}}])
+async def test_a_sleeping_worker_holds_no_gpu(autojump_clock, rig, named):
     """Another worker on its GPU is not kept from starting by it, not even while it is cleared away."""
     site = rig()
-    worker = site.add("a", gpu_ids=[0])
+    worker = site.add("a", **named)
+
+    def occupied():
+        return set(claims_of(worker.occupies, has_gpus=True).gpus)
+
     await site.loader.load("a")
-    assert worker.occupies.gpu_ids == [0]
+    assert occupied() == {0}
     await site.loader.sleep("a")
-    assert worker.occupies.gpu_ids == []
+    assert occupied() == set()
     site.process("a").kill()
     await site.until(lambda: worker.phase == "ending")
-    assert worker.occupies.gpu_ids == []
+    assert occupied() == set()
     await site.until(lambda: worker.phase == "cold")
-    assert worker.occupies.gpu_ids == [0]
+    assert occupied() == {0}
 
 
 async def test_commands(autojump_clock, rig):
