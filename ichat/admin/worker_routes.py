@@ -59,7 +59,7 @@ _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _DRAIN_S = query(
     "drain_s",
     {"type": "number", "minimum": 0, "maximum": int(DRAIN_S_MAX)},
-    "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
+    "Longest drain, in seconds; left out: `timeouts.drain_s`.",
 )
 
 operations = Operations("workers")
@@ -189,7 +189,7 @@ async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader
     gives=content_of(sse.CONTENT_TYPE, _LINES),
     parameters=[
         query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
-        query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
+        query("follow", {"type": "boolean"}, "Whether to follow new lines; left out: true, but for `previous`."),
         flag("previous", "The run before the newest one; is never followed."),
         {
             "name": "Last-Event-ID",
