@@ -3,6 +3,7 @@
 Fields are only appended. A number is never used again for another kind or value.
 """
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ from ichat.relays.values import (
 
 OPTIONAL = 1
 """The bit of a kind that a reader may ignore if it does not know it."""
+HEADS_MAX = 256
+"""The number of header blocks of steps that are remembered as bytes, and as pairs: most steps repeat them."""
 Parts = tuple[Sequence[Any], Sequence[bytes], Mapping[str, Any]]
 """The fixed fields of a frame, its strings, and its JSON."""
 
@@ -93,6 +96,7 @@ def _unlatin(rows: Iterable[tuple[str, str]]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, value.encode("latin-1")) for name, value in rows)
 
 
+@functools.lru_cache(HEADS_MAX)
 def _lines_of(pairs: HeaderPairs) -> bytes:
     """Return headers as the lines of a head."""
     if not pairs:
@@ -103,6 +107,7 @@ def _lines_of(pairs: HeaderPairs) -> bytes:
     return lines
 
 
+@functools.lru_cache(HEADS_MAX)
 def _pairs_of(lines: bytes) -> HeaderPairs:
     if not lines:
         return ()

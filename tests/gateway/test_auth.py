@@ -20,6 +20,7 @@ from ichat.admin.openapi import document
 from ichat.config.schema import Key, Security
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
+from ichat.listeners import Listeners
 from ichat.roles import gateway
 from ichat.roles.worker_options import read_command_line
 from ichat.roles.worker_server import WorkerServer
@@ -639,7 +640,7 @@ async def test_an_upstreams_key_is_for_inference(serve, gateway_to, connect, mon
 def test_a_worker_answers_its_token_or_else_its_own_machine():
     """Everything but its health, which tells nothing."""
     options, _ = read_command_line(["--port", "1"])
-    engine = types.SimpleNamespace(adapter=types.SimpleNamespace())
+    engine = types.SimpleNamespace(adapter=types.SimpleNamespace(late_usage=Listeners()))
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
         worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None), 1, token=token)

@@ -95,6 +95,7 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
                 methods[f"{path}:{node.name}"] = sum(
                     isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body
                 )
+    large_chains = {name: size for name, size in _with_bases(trees).items() if size > CLASS_LINES_MAX >= classes[name]}
     slivers = {path for path, number in lines.items() if number <= SLIVER_LINES_MAX and importers[path] == 1}
     prose = [part for path, tree in trees.items() for part in _prose_of(texts[path], tree)]
     return {
@@ -104,9 +105,29 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
         "branched_functions": _over(BRANCHES_MANY, branches),
         "very_branched_functions": _over(BRANCHES_MAX, branches),
         "large_classes": _over(CLASS_LINES_MAX, classes),
+        "large_chains": collections.Counter(large_chains),
         "classes_of_many_methods": _over(METHODS_MAX, methods),
         "habits": habits_in(prose),
     }
+
+
+def _with_bases(trees: dict[pathlib.Path, ast.Module]) -> dict[str, int]:
+    """Return the lines of each class and of its bases in iChat: a chain of classes is as large as a single class."""
+    found = {
+        node.name: (f"{path}:{node.name}", node)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def lines_of(name: str) -> int:
+        if name not in found:
+            return 0
+        node = found[name][1]
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        return (node.end_lineno or 0) - node.lineno + 1 + sum(lines_of(base) for base in bases if base != name)
+
+    return {path: lines_of(name) for name, (path, _) in found.items()}
 
 
 def _over(most: int, sizes: dict[str, int]) -> collections.Counter[str]:
