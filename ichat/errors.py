@@ -243,8 +243,8 @@ def too_many_workers(workers_max: int) -> ApiError:
     return ApiError(
         429,
         "overloaded",
-        f"There are {workers_max} workers already: raise limits.workers_max, or wait, since those that are silent for"
-        " an hour are forgotten.",
+        f"There are {workers_max} workers already: raise limits.workers_max, or wait: workers are forgotten"
+        " after an hour without heartbeats.",
         retry_after_s=60,
     )
 

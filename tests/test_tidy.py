@@ -9,6 +9,7 @@ import pathlib
 import re
 import tokenize
 import tomllib
+import typing
 import unicodedata
 
 import attrs
@@ -16,6 +17,7 @@ import pytest
 from support import measures
 
 from ichat.__main__ import NEEDED
+from ichat.config.schema import Config
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.relays.values import Frame
 from ichat.supervisor.managed_worker import ManagedWorker
@@ -385,6 +387,90 @@ def test_state_has_one_writer(source):
         elif variable in OF_A_WORKER and name in names:
             assert module in WRITERS_OF_WORKERS, f"{owner}.{name}"
             assert name in attributes_of(WRITERS_OF_WORKERS[module]), f"{owner}.{name}"
+
+
+# Docstrings: a thing that was moved or renamed keeps no old name in them.
+
+FOREIGN = {"vllm", "sglang"}
+"""Packages of other projects that packages of ours are named after."""
+SETTINGS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Config).items()}
+"""The classes of each section of the configuration."""
+_DOTTED = re.compile(r"`((?:\w+\.)+\w+)(?:\(\))?`")
+
+
+def bound_in(node):
+    """Return the names that the statements of a module or a class bind, and in a class those that its methods set."""
+    found = set()
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(inner.name)
+            if isinstance(node, ast.ClassDef):
+                found |= {name for variable, name in writes_of(inner) if variable == "self"}
+        elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            found.add(inner.id)
+        elif isinstance(inner, ast.alias):
+            found.add((inner.asname or inner.name).partition(".")[0])
+        else:
+            found |= bound_in(inner)
+    return found
+
+
+@functools.cache
+def names_of_ours():
+    """Return the names in each module and package by its last name, and in each class with the names of its bases."""
+    rooms, classes = collections.defaultdict(set), collections.defaultdict(set)
+    bases = collections.defaultdict(set)
+    for path in SOURCES:
+        *_, parent, name = ("", *module_of(path).split("."))
+        rooms[parent].add(name)
+        rooms[name] |= bound_in(tree_of(path))
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] |= bound_in(node)
+                bases[node.name] |= {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    return rooms, classes, bases
+
+
+def has_member(owner, name):
+    """Return whether a class of ours has this attribute, by itself or by a base; a foreign base may have any."""
+    _, classes, bases = names_of_ours()
+    if owner not in classes:
+        return owner not in ("object", "Protocol", "Generic", "NamedTuple")
+    return name in classes[owner] or any(has_member(base, name) for base in bases[owner])
+
+
+def is_known(dotted):
+    """Return whether a name with dots is a file, setting, module, class or attribute of ours, or not ours at all."""
+    rooms, classes, _ = names_of_ours()
+    *_, owner, name = ("", *dotted.split("."))
+    if name == "json":  # a file of the state directory
+        return True
+    if name in ("py", "toml"):
+        return dotted == "ichat.toml" or any(ROOT.joinpath("ichat").rglob(dotted))
+    if owner in classes:
+        return has_member(owner, name)
+    if owner in SETTINGS and any(name in attributes_of(kind) for kind in SETTINGS[owner] if attrs.has(kind)):
+        return True
+    if owner in rooms and owner not in FOREIGN:
+        return name in rooms[owner]
+    return not re.fullmatch(r"[A-Z]\w*[a-z]\w*", owner)
+
+
+@every_source
+def test_names_in_docstrings_exist(source):
+    """In backquotes, `module.name`, `Class.method`, `section.setting` and `file.py` are names of today."""
+    for node in ast.walk(tree_of(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for dotted in _DOTTED.findall(node.value.value):
+                assert is_known(dotted), f"line {node.lineno}: {dotted}"
+
+
+def test_names_that_are_gone_are_found():
+    """The rule knows members of bases, settings and files; it leaves other projects' names alone."""
+    known = ("Registry.get", "ichat.fleet.registry", "logs.format", "start.py", "trio.Process")
+    assert [name for name in known if not is_known(name)] == []
+    gone = ("Registry.forgotten_method", "orphans.stamp_of", "NoClassOfOurs.method", "logs.no_setting", "no_module.py")
+    assert [name for name in gone if is_known(name)] == []
 
 
 # Prose: every Markdown file that a person has written.

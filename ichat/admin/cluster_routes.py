@@ -50,7 +50,7 @@ operations = Operations("cluster")
 # The state.
 
 
-@operations.add("GET /v1/admin/cluster/status", gives=views.ClusterStatus)
+@operations.add("GET /v1/admin/cluster/status", response=views.ClusterStatus)
 async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloader, meter: CpuMeter) -> Response:
     """Return the gateway, its machine, and the load."""
     registry, gpus = overview.registry, await supervisor.gpus.find()
@@ -72,7 +72,7 @@ async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloa
     return long_response(with_long_list(status, "machines", machines_of(own, reported)))
 
 
-@operations.add("GET /v1/admin/cluster/version", gives=views.Version)
+@operations.add("GET /v1/admin/cluster/version", response=views.Version)
 async def get_version(registry: Registry) -> Response:
     """Return the versions of the gateway, its packages and its engines."""
     packages = {name: metadata.version(name) for name in PACKAGES}
@@ -84,7 +84,7 @@ async def get_version(registry: Registry) -> Response:
 
 @operations.add(
     "GET /metrics",
-    gives=content_of("text/plain", "Text."),
+    response=content_of("text/plain", "Text."),
     parameters=[
         flag(
             "workers",
@@ -103,7 +103,7 @@ async def get_metrics(scraper: Scraper, metrics: Metrics) -> Response:
 
 @operations.add(
     "GET /v1/admin/events",
-    gives=content_of(sse.CONTENT_TYPE, _EVENTS),
+    response=content_of(sse.CONTENT_TYPE, _EVENTS),
     parameters=[flag("requests", "Tell of the requests in flight as well.")],
     failures={"400": _WRONG, "503": "There are too many (`limits.event_streams_max`)."},
 )
@@ -114,7 +114,7 @@ async def get_events(events: EventStreams) -> Response:
 
 @operations.add(
     "GET /v1/admin/history",
-    gives="History",
+    response="History",
     parameters=[query("worker", TEXT, "Only this worker beside models and totals; left out: all of them.")],
     failures={"400": _WRONG},
 )
@@ -132,7 +132,7 @@ async def get_requests(overview: Overview) -> RequestsView:
 
 @operations.add(
     "DELETE /v1/admin/requests/<path:request_id>",
-    about={"request_id": "The request's `own_id`, or its `id` if no other request has that one."},
+    path_descriptions={"request_id": "The request's `own_id`, or its `id` if no other request has that one."},
     failures={
         "404": "There is no such request in flight.",
         "409": "Several requests have this id of their clients' (`ambiguous_id`): use their `own_id`.",

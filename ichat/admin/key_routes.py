@@ -58,7 +58,7 @@ async def _read_table() -> dict[str, Any]:
     return cast("dict[str, Any]", table)
 
 
-@operations.add("GET /v1/admin/keys", gives=KeyList)
+@operations.add("GET /v1/admin/keys", response=KeyList)
 async def get_keys(store: KeyStore, quotas: Quotas, auth: Auth) -> Response:
     """Return clients' keys with their limits and their usage."""
     shown = views_of_keys(store.configured, [*store.made.by_name.values()], quotas.of_key, _moment())
@@ -67,9 +67,9 @@ async def get_keys(store: KeyStore, quotas: Quotas, auth: Auth) -> Response:
 
 @operations.add(
     "POST /v1/admin/keys",
-    gives=NewKey,
+    response=NewKey,
     status=201,
-    takes=ref("KeyRequest"),
+    body=ref("KeyRequest"),
     failures={
         **_WRONG,
         "409": "The name is taken (`key_exists`), or there are `limits.made_keys_max` of them (`too_many_keys`).",
@@ -83,8 +83,8 @@ async def make_key(store: KeyStore, quotas: Quotas) -> Response:
 
 @operations.add(
     "POST /v1/admin/keys/<name>/rotate",
-    gives=NewKey,
-    takes=ref("KeyRotation"),
+    response=NewKey,
+    body=ref("KeyRotation"),
     failures={
         **_WRONG,
         "404": _KNOWN["404"],
@@ -97,7 +97,7 @@ async def rotate_key(name: str, store: KeyStore, quotas: Quotas) -> Response:
     return _new(*await store.rotate(name, await _read_table()), quotas, 200)
 
 
-@operations.add("PATCH /v1/admin/keys/<name>", takes=ref("KeyChange"), failures={**_WRONG, **_KNOWN, **_NOT_KEPT})
+@operations.add("PATCH /v1/admin/keys/<name>", body=ref("KeyChange"), failures={**_WRONG, **_KNOWN, **_NOT_KEPT})
 async def change_key(name: str, store: KeyStore, quotas: Quotas) -> KeyView:
     """Change the limits, the permissions or the expiry of a made key."""
     return _view_of(await store.alter(name, await _read_table()), quotas)

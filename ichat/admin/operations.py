@@ -43,32 +43,32 @@ class Operations:
         *,
         name: str = "",
         tag: str = "",
-        gives: Answer | None = None,
+        response: Answer | None = None,
         status: int = 200,
-        others: Mapping[str, Answer] | None = None,
-        takes: Schema | None = None,
+        other_responses: Mapping[str, Answer] | None = None,
+        body: Schema | None = None,
         parameters: Sequence[Schema] = (),
-        about: Mapping[str, str] | None = None,
+        path_descriptions: Mapping[str, str] | None = None,
         failures: Mapping[str, str] | None = None,
     ) -> Callable[[_Handler], _Handler]:
         """Return the decorator of the handler of a route, such as `GET /v1/models/<path:name>`.
 
         A handler gets the variable parts of the path, and the parts of the gateway that it names by their classes. It
-        returns a response, or a value for a response in JSON. `gives` is for a handler that returns
-        responses, `others` are answers of other statuses, `takes` is the schema of the body, `about` describes
-        variable parts of the path, and `failures` the statuses that are worth a word.
+        returns a response, or a value for a response in JSON. `response` is for a handler that returns responses,
+        `other_responses` are answers of other statuses, `body` is the schema of the body, `path_descriptions`
+        describes variable parts of the path, and `failures` the statuses that are worth a word.
         """
         method, _, path = route.partition(" ")
 
         def decorate(handler: _Handler) -> _Handler:
             id_ = name or getattr(handler, "__name__", "")
-            item = self.paths.setdefault(shown_path(path), path_parameters(path, about or {}))
+            item = self.paths.setdefault(shown_path(path), path_parameters(path, path_descriptions or {}))
             item[method.lower()] = operation_of(
                 tag or self._tag,
                 id_,
                 (inspect.getdoc(handler) or "").partition("\n")[0].rstrip("."),
-                {str(status): gives or inspect.signature(handler).return_annotation, **(others or {})},
-                takes=takes,
+                {str(status): response or inspect.signature(handler).return_annotation, **(other_responses or {})},
+                body=body,
                 parameters=parameters,
                 failures=failures,
             )
@@ -95,11 +95,11 @@ def shown_path(path: str) -> str:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)
 
 
-def path_parameters(path: str, about: Mapping[str, str]) -> Schema:
+def path_parameters(path: str, descriptions: Mapping[str, str]) -> Schema:
     """Return the variable parts of a route's path, which all its methods share."""
     found: list[Schema] = []
     for name in re.findall(r"<(?:\w+:)?(\w+)>", path):
-        more = {"description": about[name]} if name in about else {}
+        more = {"description": descriptions[name]} if name in descriptions else {}
         found.append({"name": name, "in": "path", "required": True, "schema": TEXT, **more})
     return {"parameters": found} if found else {}
 
@@ -110,18 +110,18 @@ def operation_of(
     summary: str,
     answers: Mapping[str, Answer],
     *,
-    takes: Schema | None = None,
+    body: Schema | None = None,
     parameters: Sequence[Schema] = (),
     failures: Mapping[str, str] | None = None,
 ) -> Schema:
     """Describe a method of a route, with the answers of its statuses, and with the failures worth a word."""
-    body: Schema = {"required": True, "content": {"application/json": {"schema": takes}}}
+    sent: Schema = {"required": True, "content": {"application/json": {"schema": body}}}
     return {
         "tags": [tag],
         "operationId": operation_id,
         "summary": summary,
         **({"parameters": list(parameters)} if parameters else {}),
-        **({"requestBody": body} if takes else {}),
+        **({"requestBody": sent} if body else {}),
         "responses": {
             **{status: answer_of(one) for status, one in answers.items()},
             **{status: failure(text) for status, text in (failures or {}).items()},

@@ -74,7 +74,7 @@ def _answer(name: str) -> Schema:
 @operations.add(
     "GET /v1/admin/usage",
     tag="cluster",
-    gives=_answer("Usage"),
+    response=_answer("Usage"),
     parameters=[
         query("by", TEXT, f"Names of {', '.join(COLUMNS)}, with commas: at most {_SPAN}. Left out: key,model."),
         query("key", TEXT, "Only of the key of this name."),
@@ -92,7 +92,7 @@ async def get_usage(ledger: Ledger, reloader: Reloader) -> Response:
 @operations.add(
     "GET /v1/usage",
     tag="models",
-    gives=_answer("OwnUsage"),
+    response=_answer("OwnUsage"),
     parameters=[
         query("by", TEXT, f"As for all usage, without the key: at most {_SPAN}. Left out: model."),
         *_COMMON,

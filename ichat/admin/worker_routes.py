@@ -59,7 +59,7 @@ _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _DRAIN_S = query(
     "drain_s",
     {"type": "number", "minimum": 0, "maximum": int(DRAIN_S_MAX)},
-    "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
+    "Longest drain, in seconds; left out: `timeouts.drain_s`.",
 )
 
 operations = Operations("workers")
@@ -78,8 +78,8 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
     operations.add(
         f"POST {_path}",
         name=_name,
-        gives=HeartbeatResponse,
-        takes={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
+        response=HeartbeatResponse,
+        body={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
         failures={
             "400": "It is not a heartbeat.",
             "404": "The registration of a short one is not known (`registration_not_found`): send it whole.",
@@ -90,8 +90,8 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
 
 @operations.add(
     "POST /v1/workers/prefixes",
-    gives="PrefixesAnswer",
-    takes=ref("PrefixReport"),
+    response="PrefixesAnswer",
+    body=ref("PrefixReport"),
     failures={
         "400": "It is not such a report.",
         "404": "This start of the worker has sent no heartbeat here (`registration_not_found`).",
@@ -119,7 +119,7 @@ def _known(worker_id: str, registry: Registry) -> WorkerRecord:
 
 @operations.add(
     "GET /v1/admin/workers",
-    gives="Workers",
+    response="Workers",
     parameters=[
         flag("full", "Everything known of each, rather than a summary."),
         query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
@@ -134,7 +134,7 @@ async def get_workers(registry: Registry) -> Response:
     return long_response(worker_parts(registry, read_worker_query(query_string())))
 
 
-@operations.add("GET /v1/admin/workers/<worker_id>", gives="Worker", failures=_NO_WORKER)
+@operations.add("GET /v1/admin/workers/<worker_id>", response="Worker", failures=_NO_WORKER)
 async def get_worker(worker_id: str, registry: Registry) -> object:
     """Return a worker with everything that is known of it."""
     return registry.describe(_known(worker_id, registry))
@@ -142,10 +142,10 @@ async def get_worker(worker_id: str, registry: Registry) -> object:
 
 @operations.add(
     "POST /v1/admin/workers/launch",
-    gives=views.Launched,
+    response=views.Launched,
     status=202,
-    others={"200": views.LaunchCheck},
-    takes=ref("Launch"),
+    other_responses={"200": views.LaunchCheck},
+    body=ref("Launch"),
     parameters=[flag("dry_run", "Only say what would keep it from starting.")],
     failures={
         "400": "It cannot be launched so; the message has every reason.",
@@ -186,10 +186,10 @@ async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader
 
 @operations.add(
     "GET /v1/logs/stream/<worker_id>",
-    gives=content_of(sse.CONTENT_TYPE, _LINES),
+    response=content_of(sse.CONTENT_TYPE, _LINES),
     parameters=[
         query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
-        query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
+        query("follow", {"type": "boolean"}, "Whether to follow new lines; left out: true, but for `previous`."),
         flag("previous", "The run before the newest one; is never followed."),
         {
             "name": "Last-Event-ID",
@@ -219,7 +219,7 @@ def _entry(overview: Overview, name: str, model: ModelCard, owner: str) -> dict[
     return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
 
 
-@operations.add("GET /v1/models", tag="models", gives="Models")
+@operations.add("GET /v1/models", tag="models", response="Models")
 async def get_models(overview: Overview) -> Response:
     """Return the models that can be asked for now."""
     registry, allowed, aliases = overview.registry, _allowed(), overview.aliases()
@@ -240,8 +240,8 @@ def _list_parts(overview: Overview, names: Iterable[str], find: Callable[[str], 
 @operations.add(
     "GET /v1/models/<path:name>",
     tag="models",
-    gives=ModelEntry,
-    about={"name": "Slashes in it stand as they are."},
+    response=ModelEntry,
+    path_descriptions={"name": "Slashes in it stand as they are."},
     failures={"404": "There is no such model now."},
 )
 async def get_model(name: str, overview: Overview) -> object:
@@ -256,8 +256,8 @@ async def get_model(name: str, overview: Overview) -> object:
 
 @operations.add(
     "POST /v1/admin/route",
-    gives=RouteView,
-    takes=MODEL_KEYS,
+    response=RouteView,
+    body=MODEL_KEYS,
     parameters=[
         query("path", {"enum": [path.decode() for path in PROMPTS]}, "The request's route; left out: by its keys."),
         query("session", TEXT, "The session that the request names (`routing.session_header`)."),
@@ -287,13 +287,13 @@ def _failures(conflict: str = "") -> dict[str, str]:
     }
 
 
-@operations.add("POST /v1/admin/models/load", takes=MODEL_KEYS, failures=_failures())
+@operations.add("POST /v1/admin/models/load", body=MODEL_KEYS, failures=_failures())
 async def load_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
     """Load the model of an on-demand worker, and evict others if they are in the way; answers once it is ready."""
     return await _change(supervisor.loader.load, registry)
 
 
-@operations.add("POST /v1/admin/models/unload", takes=MODEL_KEYS, parameters=[_DRAIN_S], failures=_failures())
+@operations.add("POST /v1/admin/models/unload", body=MODEL_KEYS, parameters=[_DRAIN_S], failures=_failures())
 async def unload_model(supervisor: Supervisor, registry: Registry, reloader: Reloader) -> views.ModelChange:
     """End the process of a model's on-demand worker; answers when nothing of it is left."""
     drain_s = seconds_of("drain_s", reloader.config.timeouts.drain_s)
@@ -302,7 +302,7 @@ async def unload_model(supervisor: Supervisor, registry: Registry, reloader: Rel
 
 @operations.add(
     "POST /v1/admin/models/sleep",
-    takes=MODEL_KEYS,
+    body=MODEL_KEYS,
     failures=_failures(", or it is not loaded, or its engine cannot sleep"),
 )
 async def sleep_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
@@ -310,7 +310,7 @@ async def sleep_model(supervisor: Supervisor, registry: Registry) -> views.Model
     return await _change(supervisor.loader.sleep, registry)
 
 
-@operations.add("POST /v1/admin/models/wake", takes=MODEL_KEYS, failures=_failures(", or none of them is asleep"))
+@operations.add("POST /v1/admin/models/wake", body=MODEL_KEYS, failures=_failures(", or none of them is asleep"))
 async def wake_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
     """Wake the on-demand worker of a model; answers once it is ready."""
     return await _change(supervisor.loader.wake, registry)

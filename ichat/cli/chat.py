@@ -23,7 +23,7 @@ RATED_TOKENS_MIN, RATED_S_MIN = 20, 0.1
 HELP = (
     "/clear          forget what was said",
     "/model [NAME]   say which model answers, or have another one go on",
-    "/system [TEXT]  say what the model is told first, or tell it something else",
+    "/system [TEXT]  show the system prompt, or set another",
     "/bye, /exit     end, as Ctrl-D does",
     "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next one",
 )
@@ -43,7 +43,7 @@ def add_answer_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument(
         "prompt", metavar="PROMPT", nargs="*", default=[], help="ask this only; a word - is standard input"
     )
-    usage.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    usage.add_argument("--system", metavar="TEXT", help="the system prompt")
     usage.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
     usage.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
 

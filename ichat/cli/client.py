@@ -77,7 +77,7 @@ class Answer(NamedTuple):
 
 
 class Api:
-    """The gateway's API. Every call raises Refused or Unreachable, each with a sentence and its exit code.
+    """The gateway's API. Every call raises RequestRefused or Unreachable, each with a sentence and its exit code.
 
     Each request has a connection of its own, so several threads may call at the same time.
     """

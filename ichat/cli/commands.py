@@ -167,7 +167,7 @@ def _no_flags(usage: argparse.ArgumentParser) -> None:
 
 def _worker_flags(usage: argparse.ArgumentParser, nargs: str | None = None) -> None:
     usage.add_argument("worker_id", metavar="ID", nargs=nargs, help="only this one, with everything known of it")
-    usage.add_argument("--all", action="store_true", help="of one worker: also what is as its engine has it by default")
+    usage.add_argument("--all", action="store_true", help="with a worker id: also show arguments at their defaults")
 
 
 def _stop_flags(usage: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ def add_log_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `logs`."""
     usage.add_argument("worker_id", metavar="ID", help="the worker, as `workers` has it")
     which = usage.add_mutually_exclusive_group()
-    which.add_argument("--follow", "-f", action="store_true", help="go on with what comes, until Ctrl-C")
+    which.add_argument("--follow", "-f", action="store_true", help="follow new lines, until Ctrl-C")
     which.add_argument("--previous", action="store_true", help="of the process before the newest start")
     usage.add_argument("--tail", type=_count, metavar="N", help="begin with the last N lines")
     usage.add_argument("--timestamps", "-t", action="store_true", help="each line with its time")

@@ -167,7 +167,7 @@ def _check_left(facts: GatewayFacts) -> Iterator[Finding]:
     for worker_id, processes in by_worker.items():
         pids = " ".join(str(one.pid) for one in processes)
         if worker_id in facts.kept:
-            yield Finding("ok", worker_id, "It runs without a gateway, as configured; the next one takes it over.")
+            yield Finding("ok", worker_id, "It runs without a gateway, as configured; the next gateway adopts it.")
         else:
             what = f"process {pids}" if len(processes) == 1 else f"processes {pids}"
             sentence = f"Its gateway is gone, and {what} of it still runs: the next gateway ends that, or you do."

@@ -47,7 +47,7 @@ class AdapterSettings:
     """The settings of requests and responses from the worker's command line."""
 
     response_tag: str = ""
-    """A part of each response's id; see `protocol.response_tag`. Empty: the engine makes the ids."""
+    """A part of each response's id; see `messages.response_tag`. Empty: the engine makes the ids."""
     responses_max: int = 1000
     """How many responses the engine remembers; 0: none."""
     responses_bytes_max: int = 256 * 1024 * 1024

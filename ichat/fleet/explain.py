@@ -56,7 +56,7 @@ class CandidateView:
     load: Count
     """Those, and what the worker's newest report counts besides."""
     in_flight_max: Count
-    """The gateway sends so many requests there at the same time, at most."""
+    """The most concurrent requests that the gateway sends there."""
     matched: Count
     """The bytes of the request's prefix that are believed to be in the cache there."""
     overloaded: bool

@@ -124,22 +124,22 @@ class HeartbeatReceiver:
         if is_short:
             raise errors.registration_not_found(parse_short_heartbeat(sent).worker_id)
         async with turn:
-            told = parse_heartbeat(sent)
-        self._check_port(told)
+            whole = parse_heartbeat(sent)
+        self._check_port(whole)
         registration = Registration(
-            digest, told.registration, told.heartbeat_interval, told.host, self._sender(caller), trio.current_time()
+            digest, whole.registration, whole.heartbeat_interval, whole.host, self._sender(caller), trio.current_time()
         )
         heartbeat = attrs.evolve(
-            told,
-            host=await self._checked_host(told.host, caller),
-            heartbeat_interval=self._interval_of(told, told.heartbeat_interval),
+            whole,
+            host=await self._checked_host(whole.host, caller),
+            heartbeat_interval=self._interval_of(whole, whole.heartbeat_interval),
         )
         self._check_id(heartbeat, caller)
         async with turn:
             return self._record(heartbeat, caller, registration)
 
     def _registered(self, sent: Mapping[str, object], digest: bytes | None, *, is_short: bool) -> WorkerRecord | None:
-        """Return the worker that a heartbeat is of, if its registration is that of its newest whole heartbeat."""
+        """Return the sender of a heartbeat, if its registration is unchanged."""
         worker_id = sent.get("worker_id")
         worker = self._registry.get(worker_id) if isinstance(worker_id, str) else None
         known = worker.registration if worker is not None and worker.heartbeat is not None else None

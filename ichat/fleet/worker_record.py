@@ -203,7 +203,7 @@ class WorkerRecord:
     ) -> State:
         """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's.
 
-        Without `sees_drain` it is that of a worker that is drained as if it were not: it may be stuck as well.
+        With `sees_drain=False`, ignore that the worker is drained.
         """
         if self.is_down:
             return "failed" if self.has_failed else "restarting"

@@ -257,7 +257,7 @@ class FrontDoor(Generic[Caller]):
             bridge.finish(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
 
     async def _serve(self, client: Client, wire: socket.socket) -> None:
-        """Serve a connection until it ends, and close it. `wire` leads to the client; `client.sock` may lead to it."""
+        """Serve a connection until it ends, and close it. `wire` is the socket to the client, before any TLS."""
         fd = client.sock.fileno()
         try:
             self.hub.watch(fd, READABLE, client.on_events)

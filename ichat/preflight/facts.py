@@ -147,7 +147,11 @@ async def collect_facts(
             nursery.start_soon(read)
             gpus = await gpus_for(devices, reader)
     if scope.cancelled_caught:
-        log.warning("what worker %s needs could not be checked within %g s", worker.model_name, within_s)
+        log.warning(
+            "checking worker %s took longer than %g s: what is not known yet is not checked",
+            worker.model_name,
+            within_s,
+        )
     return attrs.evolve(facts, gpus=gpus)
 
 

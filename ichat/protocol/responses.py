@@ -5,7 +5,7 @@ import re
 import secrets
 
 RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
-"""An id, with the tag of the worker that keeps the response (`protocol.response_tag`)."""
+"""An id, with the tag of the worker that keeps the response (`messages.response_tag`)."""
 _SECRET_BYTES = 13
 _MARK_BYTES = 3
 

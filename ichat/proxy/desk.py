@@ -180,7 +180,7 @@ class Desk:
         if self._failed is None:
             self._failed = {}
         self._failed[step.endpoint] = endpoint
-        _log_failure(self._progress, endpoint, outcome)
+        _log_failure(endpoint, outcome)
         if kind in ("unreachable", "declined", "too_long") and prefix is not None:
             take_back(self._context.balancer.prefixes, prefix, endpoint)
         match kind:
@@ -266,12 +266,12 @@ def record_failure(endpoint: Endpoint, *, answers: bool = False) -> None:
         log.warning("%s has failed %d times in a row: its circuit opens", endpoint.upstream.name, circuit.failures)
 
 
-def _log_failure(progress: RequestProgress, endpoint: Endpoint, outcome: Outcome) -> None:
+def _log_failure(endpoint: Endpoint, outcome: Outcome) -> None:
     kind, name = outcome.kind, endpoint.upstream.name
     if kind in ("unreachable", "declined") and outcome.failure is not None:
         log.warning("%s", outcome.failure.message)
     elif kind in ("broken", "late", "cut") or (kind == "rejected" and outcome.status == 401):
-        log.warning("%s failed with request %s: %s", name, progress.request.id.decode(), outcome.why)
+        log.warning("%s failed with this request: %s", name, outcome.why)
 
 
 def _note_lost_usage(endpoint: Endpoint, path: bytes) -> None:

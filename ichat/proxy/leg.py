@@ -80,7 +80,7 @@ class Nowhere:
     send_some = send
 
     def not_sent(self, error: OSError, /) -> int:
-        """Raise the error, which cannot be."""
+        """Not reached: nothing is ever left unsent."""
         raise error
 
     def response_is_whole(self) -> None:

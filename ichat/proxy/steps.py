@@ -3,7 +3,7 @@
 `next_step` decides by the facts of the request and by the outcome of its last step. It sees no body, no client and
 no endpoint, only their names and numbers. All values can be sent to another process (they are strings, bytes, numbers,
 and tuples of them), and a route has everything that a decision needs. They are named tuples, since a request makes
-several of them, and a frozen class costs ten times as much.
+several of them, and a frozen class costs ten times as much. `Refuse` and `Done`, the ends of a request, are classes.
 
 A request goes to another endpoint of its model only where no endpoint can have worked on it. It goes on to another
 model only before the client has a byte of a response, and only for the reasons that its name allows.

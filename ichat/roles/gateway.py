@@ -167,7 +167,7 @@ async def _serve_until_told(
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))
                 await anext(signals)
-                log.info("told to stop: draining; a second signal ends it at once")
+                log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, door, supervisor)
                 await door.drain()

@@ -137,7 +137,9 @@ async def run(
     door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, _limits_of(options), timeouts)
     log.info("worker %s listens on %s", worker.id, f"{options.host}:{port}" if port else f"unix:{options.unix_socket}")
     if port and not token and not is_loopback(listeners[0].getsockname()[0]):
-        log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
+        log.warning(
+            "this worker accepts local clients only: set ICHAT_JOIN_TOKEN here and on the gateway to admit others"
+        )
     task_status.started(worker.port)
     sender = None
     if options.gateway_address is not None:

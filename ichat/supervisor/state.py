@@ -51,7 +51,7 @@ class SavedManagedWorker:
     pid: int = 0
     """Of its first process; 0 while there is none."""
     stamp: str = ""
-    """`ichat.supervisor.orphans.stamp_of` that process."""
+    """The `process_identity.stamp_of` this process."""
 
 
 @attrs.frozen

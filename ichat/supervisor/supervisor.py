@@ -162,7 +162,7 @@ class Supervisor:
             if spec is None:
                 self._remove_soon(worker, 0.0)
             elif spec.on_gateway_exit == "keep":
-                log.info("worker %s (process %d) has outlived its gateway: taken over", one.worker_id, one.pid)
+                log.info("worker %s (process %d) has outlived its gateway: adopted", one.worker_id, one.pid)
             else:
                 log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)
                 worker.restart(spec)  # which makes it cold if it is loaded on demand

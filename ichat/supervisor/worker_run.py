@@ -64,7 +64,7 @@ class WorkerRun:
             is_cut = is_watched and is_cancelled and not life.must_end
             with trio.CancelScope(shield=True):
                 if is_cut and process.spec.on_gateway_exit == "keep" and not process.has_ended:
-                    log.info("worker %s goes on without the gateway: the next one takes it over", worker.id)
+                    log.info("worker %s goes on without the gateway: the next gateway adopts it", worker.id)
                 else:
                     await process.end(context.config.timeouts.stop_s, context.hurry)
                     life.hold(None)

@@ -506,7 +506,7 @@ def test_the_output_is_taken_again():
     until(lambda: tee._waiting == 0)
     tee.add(b"next\n")
     assert tee.close(LIMIT_S)
-    missing = b"\n[ichat: 5 bytes are missing here: nobody took them in time]\nnext\n"
+    missing = b"\n[ichat: 5 bytes are missing here: they were not read in time]\nnext\n"
     assert os.read(reading, 65536) == missing
     os.close(reading)
     os.close(writing)

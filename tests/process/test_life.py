@@ -192,7 +192,7 @@ def test_a_worker_that_is_kept_is_taken_over(gateway):
         program = gateway(text, port).wait_until_ready("m-0")
         assert (pid_of(program), program.get("/v1/admin/workers")[1]["data"][0]["managed"]) == (pid, True)
         assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
-        assert "taken over" in program.text()
+        assert ": adopted" in program.text()
     assert {one.pid for one in psutil.Process(pid).children(recursive=True)} == children
     assert any("listens on" in line for line in lines_of(program, "m-0"))
     program.until(lambda: lines_of(program, "m-0"))

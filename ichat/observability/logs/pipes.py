@@ -55,7 +55,7 @@ class Tee:
                 self.lost_bytes += len(data)
                 return
             if self._untold:
-                data = b"\n[ichat: %d bytes are missing here: nobody took them in time]\n%b" % (self._untold, data)
+                data = b"\n[ichat: %d bytes are missing here: they were not read in time]\n%b" % (self._untold, data)
                 self._untold = 0
             self._chunks.append(data)
             self._waiting += len(data)

@@ -218,7 +218,10 @@ class LogStore:
                 is_full = True
         if is_full and not self._told_full:
             followed = busy + len(found)
-            log.warning("the lines of %d workers are followed, and not of more: see logs.followed_max", followed)
+            log.warning(
+                "reading the logs of %d workers, the most that logs.followed_max allows; the others are not read",
+                followed,
+            )
         self._told_full = is_full
         return found
 

@@ -703,7 +703,7 @@ async def test_only_so_many_are_followed(make_book, remote, nursery, caplog):
     remote.say("line")
     await until(lambda: on_disk(book, "w1") == on_disk(book, "w0") == ["line"])
     assert [record.message for record in caplog.records] == [
-        "the lines of 2 workers are followed, and not of more: see logs.followed_max"
+        "reading the logs of 2 workers, the most that logs.followed_max allows; the others are not read"
     ]
     assert repr(book).endswith(" 2 workers>")
     for gone in ("w0", "w1"):
