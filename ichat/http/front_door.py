@@ -244,7 +244,7 @@ class FrontDoor(Generic[Caller]):
             if client.must_reset:
                 bridge.abort()
             try:
-                await close_bridge(bridge, sock, self._parting_from(client))
+                await close_bridge(bridge, sock, self._parting_from(client))  # noqa: ASYNC102 it has bounds
             finally:
                 self._forget(client)
 
