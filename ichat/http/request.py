@@ -124,7 +124,9 @@ class RequestReader:
             self.idle = True
             received: memoryview | None = None
             while received is None:
-                if not self._is_readable and not await self._wait(self._hub.now + self._bounds.timeouts.keep_alive_s):
+                if not self._is_readable and not await self._wait(
+                    self._hub.update_clock() + self._bounds.timeouts.keep_alive_s
+                ):
                     return None
                 received = self._receive_now(RECV_BYTES)
             if not received:
