@@ -299,7 +299,7 @@ def test_requests_are_asked_for_only_where_they_are_shown(cluster, page):
     expect(page.locator("main h1")).to_have_text("Requests in flight")
     page.locator("nav").get_by_role("link", name="Workers").click()
     expect(page.locator("main h1")).to_have_text("Workers")
-    page.wait_for_function("window.eventStreams.length === 3")
+    page.wait_for_function("() => window.eventStreams.length === 3")
     assert page.evaluate("window.eventStreams") == ["", "?requests=1", ""]
 
 
