@@ -62,7 +62,8 @@ class Hub:
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` whenever the socket is ready, until ``forget``.
 
-        It must not block, nor raise, nor set the deadline of a scope; it may cancel a scope, or set an event.
+        It must not block, nor raise, nor set the deadline of a scope; it may cancel a scope, set an event, or start a
+        task.
         """
         self._epoll.register(fd, events)
         self._ready[fd] = ready

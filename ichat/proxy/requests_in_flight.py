@@ -4,7 +4,7 @@ A request costs an insertion and a deletion. All else is read from its progress 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -71,7 +71,9 @@ class RequestsInFlight:
 
     def __init__(self) -> None:
         self.requests: dict[RequestProgress, bool] = {}
-        """In the order of their beginnings; whether an operator has cancelled each."""
+        """In the order of their beginnings; whether each was cancelled."""
+        self._error: Callable[[], ApiError] = errors.request_cancelled
+        """Makes the error by which a cancelled request ends."""
 
     def __repr__(self) -> str:
         return f"<RequestsInFlight {len(self.requests)}>"
@@ -101,8 +103,15 @@ class RequestsInFlight:
             progress.client.scope.cancel()
         return bool(found)
 
+    def end_all(self, error: Callable[[], ApiError]) -> None:
+        """Cancel all requests, and end them and later cancelled requests by this error: the process ends now."""
+        self._error = error
+        for progress in self.requests:
+            self.requests[progress] = True
+            progress.client.scope.cancel()
+
     async def end_if_cancelled(self, progress: RequestProgress) -> bool:
-        """End the response of a request that was cancelled; return whether an operator has cancelled it.
+        """End the response of a request that was cancelled here; return whether it was.
 
         It is a 503 where nothing was sent, an event where the client has whole events, and otherwise a broken
         connection. The connection ends in any case.
@@ -110,7 +119,7 @@ class RequestsInFlight:
         client, request = progress.client, progress.request
         if client.has_left or not self.requests.get(progress):
             return False
-        error, relay = errors.request_cancelled(), None if progress.leg is None else progress.leg.relay
+        error, relay = self._error(), None if progress.leg is None else progress.leg.relay
         progress.error = error.code
         if not progress.is_answered:
             progress.status = error.status
