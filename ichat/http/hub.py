@@ -49,6 +49,7 @@ class Hub:
         self._timed: set[Timed] = set()
         self._has_timed = trio.Event()
         self._in_task = False
+        self._soon: list[Callable[[], None]] = []
         self._clock = trio.current_time
         self.now = 0.0
         """Trio's clock at the start of the newest batch of events or sweep: for functions that the hub calls.
@@ -98,6 +99,16 @@ class Hub:
         self.now = now = self._clock()
         return now
 
+    def soon(self, send: Callable[[], None]) -> None:
+        """Call a function once, after the events and tasks of this turn: it sends what they have gathered.
+
+        It must not raise. It is called at once where this hub does not see the end of a turn.
+        """
+        if self._in_task:
+            send()
+        else:
+            self._soon.append(send)
+
     async def run_forever(self) -> None:
         """Serve events for as long as anything uses this hub."""
         async with trio.open_nursery() as nursery:
@@ -106,12 +117,15 @@ class Hub:
             nursery.start_soon(self._sweep_forever)
             await trio_wait.serve_forever(self)
             self._in_task = True
+            self._send_gathered()
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 self.serve(0)
 
     def serve(self, wait_s: float) -> int:
         """Wait for events, at most `wait_s`, call the functions of `READY_MAX` at most, and return for how many."""
+        if self._soon:
+            self._send_gathered()
         events = self._epoll.poll(wait_s, READY_MAX)
         self.update_clock()
         find = self._ready.get
@@ -124,7 +138,14 @@ class Hub:
             except Exception:
                 log.exception("a bug moving bytes; this socket is no longer watched")
                 self.forget(fd)
+        if self._soon:
+            self._send_gathered()
         return len(events)
+
+    def _send_gathered(self) -> None:
+        gathered, self._soon = self._soon, []
+        for send in gathered:
+            send()
 
     async def _sweep_forever(self) -> None:
         while True:

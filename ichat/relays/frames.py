@@ -119,27 +119,28 @@ class FrameReader:
     """Makes frames of a stream of bytes, in pieces of any size."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
+        self._rest = b""
+        """The beginning of a frame."""
 
     def __repr__(self) -> str:
-        return f"<FrameReader with {len(self._bytes)} bytes>"
+        return f"<FrameReader with {len(self._rest)} bytes>"
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are whole with these bytes. Raises FrameError; nothing can be read after that."""
-        kept = self._bytes
-        kept += data
-        at = 0
+        if self._rest:
+            data = self._rest + data
+        at, end = 0, len(data)
         try:
-            while len(kept) - at >= _HEAD.size:
-                size = int.from_bytes(kept[at : at + 4], "little")
+            while end - at >= _HEAD.size:
+                size = int.from_bytes(data[at : at + 4], "little")
                 if not _HEAD.size <= size <= FRAME_BYTES_MAX:
                     raise FrameError(f"A frame cannot have {size} bytes.")
-                if len(kept) - at < size:
+                if end - at < size:
                     break
-                whole = bytes(kept[at : at + size])
+                whole = data[at : at + size]
                 at += size
                 frame = decode(whole)
                 if frame is not None:
                     yield frame
         finally:
-            del kept[:at]
+            self._rest = data[at:]
