@@ -65,6 +65,10 @@ class FrontDoor(Generic[Caller]):
     refused: Refused = _ignore
     more_headers: Callable[[RequestHead], Headers] = _no_headers
     """Returns the headers that every response to a request with this head gets."""
+    admit: Callable[[RequestHead, Client], Awaitable[None]] | None = None
+    """Called before a body is read that has not been received yet. Raises ApiError: then it is not read."""
+    peer_of: Callable[[RequestHead, str], str] | None = None
+    """Returns the peer that a request is from, if its connection carries the requests of many."""
     is_proxy: Callable[[str], bool] = bool
     """Whether a peer brings the connections of many clients, so that it may have many."""
     draining: bool = False
@@ -94,9 +98,12 @@ class FrontDoor(Generic[Caller]):
 
     def reconfigure(self, config: Config) -> None:
         """Apply the bounds of another configuration from now on."""
-        self.limits, self.timeouts = config.limits, config.timeouts
-        if self.retirement is not None:
-            self.timeouts = self.retirement.bound(config.timeouts)
+        self.use_settings(config.limits, config.timeouts)
+
+    def use_settings(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Apply these bounds from now on."""
+        self.limits = limits
+        self.timeouts = timeouts if self.retirement is None else self.retirement.bound(timeouts)
 
     def use_certificate(self, tls: ssl.SSLContext | None) -> None:
         """Encrypt new connections by this from now on; None: not at all."""
@@ -190,7 +197,7 @@ class FrontDoor(Generic[Caller]):
         if isinstance(address, tuple):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = f"{address[0]}:{address[1]}"
-        refusal = self.counts.refusal(peer, self.limits, self.is_proxy)
+        refusal = None if self.peer_of else self.counts.refusal(peer, self.limits, self.is_proxy)
         if refusal is not None:
             self._turn_away(Client(self, sock, peer), refusal)
             return
@@ -200,7 +207,7 @@ class FrontDoor(Generic[Caller]):
         else:
             client = Client(self, sock, peer)
             self.clients.add(client)
-            self._connections.start_soon(self._run, client)
+            self._connections.start_soon(self._run, client, peer)
 
     def _turn_away(self, client: Client, error: ApiError) -> None:
         """Send the error, where that needs no handshake, without reading from the connection, and close it."""
@@ -211,12 +218,12 @@ class FrontDoor(Generic[Caller]):
             client.send_some(client.error_response(error, request_id))
         client.close()
 
-    async def _run(self, client: Client) -> None:
+    async def _run(self, client: Client, peer: str) -> None:
         try:
             await self._serve(client, client.sock)
         finally:
             self._forget(client)
-            self._uncount(client.peer)
+            self._uncount(peer)
 
     async def _run_encrypted(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         try:
@@ -298,8 +305,14 @@ class FrontDoor(Generic[Caller]):
                 head = client.head = await reader.read_head()
                 if head is None:
                     return
+                if self.peer_of is not None:
+                    client.peer = self.peer_of(head, client.peer)
                 caller = self.authenticate(head, client.peer)
-                request = reader.take_request(head) or await reader.read_body(head)
+                request = reader.take_request(head)
+                if request is None:
+                    if self.admit is not None:
+                        await self.admit(head, client)
+                    request = await reader.read_body(head)
             except ApiError as error:
                 client.close_after_response()
                 path = client.head.path if client.head is not None else b""

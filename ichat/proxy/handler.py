@@ -24,7 +24,7 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.late_usage import Spender
-from ichat.proxy.planes import RequestKind, is_control, kind_of
+from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
 from ichat.proxy.progress import RequestProgress, client_address
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.requests_in_flight import RequestsInFlight
@@ -34,8 +34,6 @@ from ichat.security.auth import CHANGES_MODELS, Caller
 from ichat.security.cors import cors_of
 from ichat.security.rules import find_rule
 
-CONTROL_BYTES_MAX = 4 * 1024 * 1024
-"""The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
 _BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
@@ -47,6 +45,7 @@ _MODES = frozenset((b"cors", b"same-origin", b"no-cors"))
 """Modes in which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
 _ELSEWHERE = frozenset((b"cross-site", b"same-site"))
 """Origins that are not the gateway's own (`Sec-Fetch-Site`); another port of its host is `same-site`."""
+
 
 class Gateway:
     """Answers requests by an upstream or the control plane, and records them."""

@@ -11,6 +11,8 @@ from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.wrong_addresses import is_wrong_base
 from ichat.security.cors import Cors
 
+CONTROL_BYTES_MAX = 4 * 1024 * 1024
+"""The largest body of a request to the control plane."""
 JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
 _RESPONSES = b"/v1/responses/"

@@ -46,7 +46,8 @@ class Link:
         self._knows: set[str] | None = None
         self.settings: int = settings
         """The version in force."""
-        self._offered: int = settings
+        self.offered: int = settings
+        """The version that was offered last, or is in force."""
         self._is_prepared = False
         self.is_over = False
 
@@ -90,17 +91,17 @@ class Link:
         self._knows = {str(name) for name in cast("list[Any]", knows)}
         if self._is_owner:
             self.settings = whole(frame, "settings")
-            self._offered = self.settings
+            self.offered = self.settings
 
     def _change_settings(self, kind: str, version: int) -> None:
-        is_offered = self._offered != self.settings
+        is_offered = self.offered != self.settings
         may = version > self.settings and not is_offered if kind == "settings" else is_offered
-        if not may or (kind != "settings" and version != self._offered) or (kind == "commit" and not self._is_prepared):
+        if not may or (kind != "settings" and version != self.offered) or (kind == "commit" and not self._is_prepared):
             raise TalkError(f"`{kind}` cannot follow now for the settings {version}.")
         if kind == "settings":
-            self._offered = version
+            self.offered = version
         elif kind == "commit":
             self.settings = version
         elif kind == "forget":
-            self._offered = self.settings
+            self.offered = self.settings
         self._is_prepared = kind == "prepared"

@@ -56,6 +56,21 @@ class OwnerTalk:
         return f"<OwnerTalk about {len(self.requests)} requests>"
 
     @property
+    def is_over(self) -> bool:
+        """Whether the owner has sent its last frame."""
+        return self._link.is_over
+
+    @property
+    def settings(self) -> int:
+        """The version of the settings in force at the relay."""
+        return self._link.settings
+
+    @property
+    def offered(self) -> int:
+        """The version of the settings that the relay was offered last."""
+        return self._link.offered
+
+    @property
     def is_hung(self) -> bool:
         """Whether the relay must be killed, since it does not read."""
         return self.unread_bytes > UNREAD_BYTES_MAX

@@ -43,6 +43,8 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
+from ichat.relays.inner import RecordedRefusals, peer_of
+from ichat.relays.owner import Relays
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.addresses import address_in
@@ -116,6 +118,9 @@ class DataPlane:
     prefix_reports: PrefixReportReceiver
     handler: Gateway
     door: FrontDoor[Caller]
+    """For clients; with relays, for what they forward."""
+    relays: Relays | None
+    """The processes that have the clients' connections; None: this process has them."""
 
 
 @attrs.frozen
@@ -188,11 +193,15 @@ def build_data_plane(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings, document), config=config,
     )  # fmt: skip
+    relays = None
+    if config.server_settings.relays:
+        relays = Relays(hub, state.path, config, log_format=config.logs.format, recorded=RecordedRefusals(handler))
     door = FrontDoor(
-        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, tls, handler.refused,
-        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in auth.proxies,
+        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
+        handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
+        is_proxy=lambda peer: address_in(peer) in auth.proxies,
     )  # fmt: skip
-    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door)
+    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
 
 
 def _build_operation(
@@ -219,11 +228,14 @@ def _build_operation(
     reconfigured: Sequence[Reconfigurable] = [
         registry, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
+        *([] if data.relays is None else [data.relays]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
-        auth, registry, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled
-    )
-    reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
+        auth, registry, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled,
+        has_relays=data.relays is not None,
+    )  # fmt: skip
+    prepare = None if data.relays is None else data.relays.prepare
+    reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         registry, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
@@ -257,6 +269,8 @@ class Reconfiguration:
     components: Sequence[Reconfigurable]
     keeps_usage: bool = True
     """Whether there is a ledger: only another start can change that."""
+    has_relays: bool = False
+    """Whether relays have the clients' connections, and so the certificate."""
 
     def check(self, config: Config) -> ApplyConfig:
         """Make the parts that another configuration needs, and return a function that applies it. Raises Exit 64."""
@@ -279,7 +293,8 @@ class Reconfiguration:
         if parts.auth.token != self.auth.token:
             self.registry.require_reauthentication()
         self.auth.replace(parts.auth)
-        self.door.use_certificate(parts.tls)
+        if not self.has_relays:
+            self.door.use_certificate(parts.tls)
         with_made = self.key_store.made.merged_with(config)
         for component in self.components:
             component.reconfigure(with_made)
