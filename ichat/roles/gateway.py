@@ -123,6 +123,7 @@ async def run(
                 try:
                     await _serve_until_told(components, listeners, inner, task_status)
                 finally:
+                    close_all(listeners)
                     components.data.context.pool.close_idle()
                     components.control.log_store.close()
                 background.cancel_scope.cancel()
