@@ -24,8 +24,7 @@ from support.terminals import Pty
 from ichat.cli import chat as terminal_chat
 from ichat.cli import commands as terminal
 from ichat.cli import launch as terminal_launch
-from ichat.cli import logs as terminal_logs
-from ichat.cli.client import read_events
+from ichat.cli.client import Waits, read_events
 from ichat.engines.flags import engine_flags
 from ichat.errors import Exit
 from ichat.routing.policies import Rule
@@ -187,8 +186,6 @@ def fake(monkeypatch):
     for name in ("ICHAT_API_KEY", "ICHAT_GATEWAY", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ICHAT_GATEWAY", f"http://127.0.0.1:{gateway.port}")
-    monkeypatch.setattr(terminal_launch, "POLL_S", 0.01)
-    monkeypatch.setattr(terminal_logs, "PAUSES_S", (0.01,))
     gateway.answers = {
         ("GET", "/v1/admin/workers"): (200, {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),
         ("GET", "/v1/admin/workers/w1"): (200, READY),
@@ -213,7 +210,7 @@ def run(capsys):
 
     def command(*words):
         try:
-            code = terminal.run(list(words))
+            code = terminal.run(list(words), Waits(0.01, (0.01,)))
         except Exit as exit_:
             print(exit_, file=sys.stderr)
             code = exit_.code

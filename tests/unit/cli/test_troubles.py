@@ -66,7 +66,13 @@ def test_a_time_of_today_has_no_day():
 
 @pytest.mark.parametrize(
     ("state", "is_named"),
-    [*((state, True) for state in sorted(BAD)), ("ready", False), ("cold", False), ("asleep", False), ("a-new-one", False)],
+    [
+        *((state, True) for state in sorted(BAD)),
+        ("ready", False),
+        ("cold", False),
+        ("asleep", False),
+        ("a-new-one", False),
+    ],
 )
 def test_each_bad_state_of_a_worker_is_named(state, is_named):
     assert bool(troubles_of({}, [worker("w", state)])) is is_named
