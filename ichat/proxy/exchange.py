@@ -55,7 +55,9 @@ class Exchange:
 
     __slots__ = ("_alias", "_context", "_desk", "_edits", "progress")
 
-    def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
+    def __init__(
+        self, context: GatewayContext, request: Request, client: Client, caller: Caller, session: bytes | None = None
+    ) -> None:
         self._context = context
         now = context.pool.hub.update_clock()
         self.progress = RequestProgress(request, client, caller, request.path, now, len(request.body))
@@ -63,7 +65,8 @@ class Exchange:
         """The name that it asks for, if that stands for models."""
         self._edits = NO_EDITS
         """Those that its body has now."""
-        session = request.by_name.get(context.session_header, b"")
+        if session is None:
+            session = request.by_name.get(context.session_header, b"")
         self._desk = Desk(context, self.progress, session)
 
     def __repr__(self) -> str:
@@ -71,8 +74,25 @@ class Exchange:
 
     async def forward(self) -> None:
         """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
+        asked = await read_model_request(self.progress.request)
+        step = self.begin(asked)
+        del asked  # the response may last an hour
+        try:
+            await self._follow(step)
+        finally:
+            self.close_grant()
+
+    @property
+    def desk(self) -> Desk:
+        """The side of the request that knows the endpoints."""
+        return self._desk
+
+    def begin(self, asked: ModelRequest, prompt_bytes: int | None = None) -> Step:
+        """Return the first step of a request. Raises ApiError if it goes nowhere.
+
+        `prompt_bytes` is for a request whose body is elsewhere; see `RequestProgress`.
+        """
         context, progress = self._context, self.progress
-        asked = await read_model_request(progress.request)
         progress.model, progress.body, progress.is_stream = asked.model, asked.body, asked.is_stream
         name, aliases = asked.model, context.aliases
         if aliases.by_name:
@@ -80,24 +100,37 @@ class Exchange:
         self._admit(asked.model, name)
         try:
             route, step = self._begin(asked, name)
-            del asked  # the response may last an hour
-            await self._follow(self._desk.begin(route, step))
-        finally:
-            self._close_grant()
+            if prompt_bytes is not None:
+                progress.keepalive = None
+                has_longer = self._alias is not None and self._alias.longer is not None
+                progress.prompt_bytes = prompt_bytes if has_longer else 0
+            return self._desk.begin(route, step)
+        except BaseException:
+            self.close_grant()
+            raise
+
+    def begin_at_holder(self) -> Step:
+        """Return the first step of a request about a response that a worker keeps. Raises ApiError."""
+        progress = self.progress
+        progress.path, progress.body = RESPONSE_PATH, RequestBody(progress.request.body)
+        progress.model, self._desk.only = kept_response(self._context, progress.request, progress.caller)
+        self._admit()
+        try:
+            return self._desk.begin(*self._plain_start())
+        except BaseException:
+            self.close_grant()
+            raise
 
     async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
 
         The path is `/v1/responses/{id}`, and maybe more.
         """
-        progress = self.progress
-        progress.path, progress.body = RESPONSE_PATH, RequestBody(progress.request.body)
-        progress.model, self._desk.only = kept_response(self._context, progress.request, progress.caller)
-        self._admit()
+        step = self.begin_at_holder()
         try:
-            await self._follow(self._desk.begin(*self._plain_start()))
+            await self._follow(step)
         finally:
-            self._close_grant()
+            self.close_grant()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:
         """Have `taker` get the control plane's answer to these headers. Raises ApiError if nothing was sent."""
@@ -125,7 +158,7 @@ class Exchange:
             raise over_limit(grant)
         progress.grant = grant
 
-    def _close_grant(self) -> None:
+    def close_grant(self) -> None:
         """End the request's reservation within the limits, and count the tokens that it has used."""
         progress = self.progress
         if progress.usage is None:

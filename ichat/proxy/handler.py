@@ -153,7 +153,7 @@ class Gateway:
         try:
             kind = kind_of(request, self.cors)
             if kind in ("model", "engine"):
-                self._begin(progress, request, is_known=kind == "model")
+                self.begin(progress, request, is_known=kind == "model")
                 await exchange.forward()
             else:
                 await self._answers[kind](exchange, request, client)
@@ -169,13 +169,21 @@ class Gateway:
                 self._metrics.refused(progress.error, caller.key_name)
             raise
         finally:
-            self.in_flight.requests.pop(progress, None)
-            record = progress.record(phase, self.context.pool.hub.update_clock())
-            for sink in self._sinks:
-                sink.ended(record)
+            self.finish(progress, phase)
+
+    def finish(self, progress: RequestProgress, phase: str) -> None:
+        """Record a request that has ended; `phase` is how far it had got if it was cut off."""
+        self.in_flight.requests.pop(progress, None)
+        record = progress.record(phase, self.context.pool.hub.update_clock())
+        for sink in self._sinks:
+            sink.ended(record)
+
+    def count_refusal(self, error: ApiError, progress: RequestProgress) -> None:
+        """Count a refused request."""
+        self._metrics.refused(error.limit or error.code, progress.caller.key_name)
 
     async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange.progress, request, is_known=False)
+        self.begin(exchange.progress, request, is_known=False)
         await exchange.forward_to_holder()
 
     async def _answer_preflight(self, exchange: Exchange, request: Request, client: Client) -> None:
@@ -199,7 +207,7 @@ class Gateway:
         if quotas.has_periods:
             quotas.spend(spender.key_name, spender.model, used.input, used.output, used.cached)
 
-    def _begin(self, progress: RequestProgress, request: Request, *, is_known: bool) -> None:
+    def begin(self, progress: RequestProgress, request: Request, *, is_known: bool) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
         progress.is_counted = True
         self.in_flight.requests[progress] = False

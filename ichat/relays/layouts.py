@@ -52,7 +52,9 @@ _REJECTS = ("429", "5xx")
 _PATH_NUMBERS = {path: number for number, path in enumerate(_PATHS) if number}
 _METHOD_NUMBERS = {method: number for number, method in enumerate(_METHODS) if number}
 _OUTCOME_NUMBERS = {kind: number for number, kind in enumerate(OUTCOMES)}
-_WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE, _IS_EXTERNAL = 1, 2, 4, 8, 16
+_WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE, _IS_EXTERNAL, _IS_STREAM, _TELLS_CACHED, _LOST_USAGE = (
+    1 << number for number in range(8)
+)
 _REJECTS_429, _REJECTS_5XX, _HAS_LONGER, _IS_AGAIN, _PASSES_ALL = (1 << number for number in range(16, 21))
 _ANY_REJECTS = _REJECTS_429 | _REJECTS_5XX
 _FAILURE_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -225,7 +227,8 @@ def _outcome_parts(sent: SentOutcome) -> Parts:
     outcome, usage, rest = sent.outcome, sent.usage or UsedTokens(0, 0), NOTHING
     bits = _WANTS_NEXT * sent.wants_next | _IS_OVER * outcome.is_over
     bits |= _HAS_USAGE * (sent.usage is not None) | _IS_ESTIMATE * usage.is_estimate
-    bits |= _IS_EXTERNAL * outcome.is_external
+    bits |= _IS_EXTERNAL * outcome.is_external | _IS_STREAM * sent.is_stream
+    bits |= _TELLS_CACHED * sent.tells_cached | _LOST_USAGE * sent.has_lost_usage
     if outcome.failure is not None or sent.dropped:
         failure = None if outcome.failure is None else attrs.asdict(outcome.failure)
         rest = {"failure": failure, "dropped": sent.dropped}
@@ -250,7 +253,7 @@ def _outcome_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[st
     usage = UsedTokens(got, made, cached, bits & _IS_ESTIMATE != 0) if bits & _HAS_USAGE else None
     return SentOutcome(
         number, attempt, seq, outcome, bits & _WANTS_NEXT != 0, asked_at, first_at, ended_at, size, chunks, usage,
-        error, key, model, dropped,
+        error, key, model, dropped, bits & _IS_STREAM != 0, bits & _TELLS_CACHED != 0, bits & _LOST_USAGE != 0,
     )  # fmt: skip
 
 
@@ -313,7 +316,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "refuse": Layout(6, *_OWNER, "I", 0, _refuse_parts, _refuse_of),
     **{name: Layout(number, *_OWNER) for number, name in enumerate((
         "go", "gone", "settings", "commit", "forget", "listen", "unlisten", "accept", "keep", "drop", "hint", "cancel",
-        "list", "settled", "retire", "drain", "hurry", "nudge", "bye", "end",
+        "list", "settled", "retire", "drain", "hurry", "nudge", "bye", "end", "endpoint",
     ), 16)},
     **{name: Layout(number, *_RELAY) for number, name in enumerate((
         "leave", "report", "ready", "prepared", "cannot", "record", "sums", "added", "shadow", "told", "drained",

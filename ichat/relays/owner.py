@@ -352,6 +352,7 @@ class Relays:
             for relay in relays:
                 is_fewest = relay.connections == fewest
                 relay.send(Note("pulse", 0, {"connections": mean, "requests": requests, "is_fewest": is_fewest}))
+                relay.send(Note("settled", 0, {"seq": relay.talk.received}))
                 relay.talk.unread_bytes = 0 if relay.wire is None else relay.wire.unread_bytes
                 if relay.talk.is_hung:
                     relay.kill("it does not read what it is sent")

@@ -71,6 +71,11 @@ class OwnerTalk:
         return self._link.offered
 
     @property
+    def received(self) -> int:
+        """The number of the newest outcome."""
+        return self._seq
+
+    @property
     def is_hung(self) -> bool:
         """Whether the relay must be killed, since it does not read."""
         return self.unread_bytes > UNREAD_BYTES_MAX

@@ -27,12 +27,14 @@ from ichat.http.server import Client
 from ichat.http.tls import server_context
 from ichat.observability.access_log import shown_path
 from ichat.proxy.client_sink import SEALED
-from ichat.proxy.planes import CONTROL_BYTES_MAX, is_control
+from ichat.proxy.planes import CONTROL_BYTES_MAX, is_control, is_for_model
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
+from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.link import whole
+from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import RelaySettings
-from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, TalkError
+from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
 from ichat.relays.wire import FrameWire, receive_descriptors
 from ichat.security.cors import Cors, cors_of
 
@@ -61,6 +63,8 @@ class RelayProcess:
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
         self._listeners: list[socket.socket] = []
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
+        self._desk = FrameDesk(self._talk, self._send_now, monotonic_now)
+        self._parts: RelayParts | None = None
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
@@ -141,13 +145,14 @@ class RelayProcess:
             if handle is not None:
                 handle(self, frame)
                 return
-        del has_effect
+        self._desk.receive(frame, has_effect=has_effect)
 
     def _on_owner_gone(self, why: str) -> None:
         """Called when the connection for frames has ended: streams go on to their end, and nothing new is accepted."""
         if not self._ended.is_set():
             if why:
                 log.error("the connection to the owner has ended: %s", why)
+            self._desk.lose_owner()
             self._talk.lose_owner(monotonic_now())
             self._nursery.start_soon(self._drain_and_end)
 
@@ -186,6 +191,10 @@ class RelayProcess:
         assert self._offered is not None, "the order of frames was checked"
         _, settings, tls = self._offered
         self._offered, self._settings = None, settings
+        if self._parts is None:
+            clock = TrioClock.read(trio.current_time(), monotonic_now())
+            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+        self._parts.settings = settings
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
@@ -248,9 +257,14 @@ class RelayProcess:
 
     # Requests.
 
-    async def _admit(self, head: RequestHead, _client: Client) -> None:
+    async def _admit(self, head: RequestHead, client: Client) -> None:
         """Raise ApiError for a body that the owner would not read."""
-        if is_control(head.path):
+        if is_for_model(head.method, head.path, head.headers, self._cors):
+            assert self._parts is not None
+            number, header = self._desk.new_number(), self._parts.settings.session_header.encode()
+            asked = asked_of(number, head, client.peer, header, monotonic_now(), HEAD_ONLY)
+            await admit(self._desk, asked._replace(body_bytes=UNKNOWN if head.length is None else head.length))
+        elif is_control(head.path):
             if head.length is None:
                 raise errors.length_required(shown_path(head.path))
             if head.length > CONTROL_BYTES_MAX:
@@ -258,6 +272,10 @@ class RelayProcess:
 
     async def _answer(self, request: Request, client: Client, _caller: None) -> None:
         """Have a request answered. Raises ApiError if nothing has been sent."""
+        if is_for_model(request.method, request.path, request.headers, self._cors):
+            assert self._parts is not None
+            await RelayExchange(self._parts, request, client).forward()
+            return
         if request.path.startswith(_EXEMPT):
             client.exempt_from_drain()
         await self._inner.forward(request, client)

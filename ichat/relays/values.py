@@ -15,10 +15,15 @@ NEVER = MonotonicNs(0)
 
 STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES = (1 << number for number in range(7))
 """Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request."""
-TELLS_HEAD, DISCARDS = 1, 2
-"""Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy."""
+TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS = (1 << number for number in range(4))
+"""Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
+
+`MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`.
+"""
 COPIES = 1 << 31
 """Numbers from here on are the owner's, for copies of requests; the relay gives all others."""
+UNKNOWN = (1 << 32) - 1
+"""The size of a body that is not known yet."""
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -131,6 +136,12 @@ class SentOutcome(NamedTuple):
     model: str = ""
     dropped: tuple[str, ...] = ()
     """The names of removed members of the body."""
+    is_stream: bool = False
+    """Whether the response was a stream of events."""
+    tells_cached: bool = False
+    """Whether the response says how many tokens of the prompt were cached."""
+    has_lost_usage: bool = False
+    """Whether a worker that reports the tokens beside the body has reported none of this whole stream."""
 
 
 class HeadSeen(NamedTuple):

@@ -20,7 +20,9 @@ import pathlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -38,6 +40,8 @@ from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
+from ichat.relays.owner_desk import OwnerDesk
+from ichat.relays.values import TrioClock
 from ichat.roles.gateway_components import Components, build, secure_parts
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
@@ -170,6 +174,7 @@ async def _serve_until_told(
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
+                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, nursery=doors, clock=_clock())
                     await doors.start(relays.run, listeners)
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
@@ -190,6 +195,10 @@ async def _serve_until_told(
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
+
+
+def _clock() -> TrioClock:
+    return TrioClock.read(trio.current_time(), time.monotonic_ns())
 
 
 async def _hurry_when_told(signals: AsyncIterator[int], components: Components) -> None:
