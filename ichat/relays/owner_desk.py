@@ -3,9 +3,11 @@
 A request here has no body and no connection: `RemoteClient` and `RemoteLeg` have what the relay has told of them.
 """
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import attrs
 import trio
@@ -157,7 +159,8 @@ class OwnerDesk(RelayDesk):
         self._nursery = nursery
         self._clock = clock
         self._requests: dict[int, RequestAtRelay] = {}
-        self._named: dict[Endpoint, tuple[int, tuple[object, ...]]] = {}
+        self._numbers = itertools.count(1)
+        self._named: WeakKeyDictionary[Endpoint, tuple[int, tuple[object, ...]]] = WeakKeyDictionary()
         """The numbers of endpoints that the relay knows, each with what its facts were made of."""
 
     def __repr__(self) -> str:
@@ -317,14 +320,13 @@ class OwnerDesk(RelayDesk):
 
     def _name(self, endpoint: Endpoint) -> int:
         """Return the number by which the relay knows an endpoint, after it has got all facts of it."""
-        facts = facts_of(
-            endpoint, self._context.auth.proof if endpoint.access is None and endpoint.upstream.port else b""
-        )
+        proof = self._context.auth.proof if endpoint.access is None and endpoint.upstream.port else b""
+        sign = endpoint.upstream, endpoint.access, endpoint.route, endpoint.reports_usage, proof
         known = self._named.get(endpoint)
-        if known is None or known[1] != facts:
-            number = known[0] if known is not None else len(self._named) + 1
-            known = self._named[endpoint] = (number, facts)
-            self._relay.send(Note("endpoint", 0, {"at": number, **facts}))
+        if known is None or known[1] != sign:
+            number = known[0] if known is not None else next(self._numbers)
+            known = self._named[endpoint] = (number, sign)
+            self._relay.send(Note("endpoint", 0, {"at": number, **facts_of(endpoint, proof)}))
         return known[0]
 
     # Outcomes.

@@ -79,7 +79,7 @@ class RelayParts:
 
 
 def asked_of(
-    number: int, request: Request | RequestHead, peer: str, session_header: bytes, at: MonotonicNs, bits: int
+    number: int, request: Request | RequestHead, peer: str, *, session_header: bytes, at: MonotonicNs, bits: int
 ) -> Asked:
     """Return what the owner gets of a request's head."""
     names = request.by_name
@@ -137,7 +137,7 @@ class RelayExchange:
         parts, progress, request = self._parts, self.progress, self.progress.request
         number, at = parts.desk.new_number(), parts.clock.ns_of(progress.started_at)
         session_header = parts.settings.session_header.encode()
-        head = asked_of(number, request, progress.client.peer, session_header, at, COMPLETE)
+        head = asked_of(number, request, progress.client.peer, session_header=session_header, at=at, bits=COMPLETE)
         if request.path.startswith(b"/v1/responses/") and not (request.method == b"POST" and request.path in ROUTES):
             progress.path, progress.body = RESPONSE_PATH, RequestBody(request.body)
             return head._replace(body_bytes=len(request.body))

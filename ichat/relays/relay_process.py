@@ -262,7 +262,7 @@ class RelayProcess:
         if is_for_model(head.method, head.path, head.headers, self._cors):
             assert self._parts is not None
             number, header = self._desk.new_number(), self._parts.settings.session_header.encode()
-            asked = asked_of(number, head, client.peer, header, monotonic_now(), HEAD_ONLY)
+            asked = asked_of(number, head, client.peer, session_header=header, at=monotonic_now(), bits=HEAD_ONLY)
             await admit(self._desk, asked._replace(body_bytes=UNKNOWN if head.length is None else head.length))
         elif is_control(head.path):
             if head.length is None:
