@@ -415,6 +415,8 @@ class OwnerDesk(RelayDesk):
 
     def _finish(self, one: RequestAtRelay, phase: str = "") -> None:
         del self._requests[one.number]
+        if one.progress.leg is not None:
+            one.progress.leg.usage = None  # the relay has counted the tokens
         if one.is_admitted:
             one.exchange.close_grant()
         self._handler.finish(one.progress, phase)

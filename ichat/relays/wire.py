@@ -5,6 +5,7 @@ Frames that are sent in one turn leave in one `send` at its end. What the other 
 
 import array
 import json
+import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -12,6 +13,8 @@ from typing import Any, cast
 from ichat.http.hub import READABLE, Hub
 from ichat.relays.frames import FrameReader, encode
 from ichat.relays.values import Frame, FrameError, Note, TalkError
+
+log = logging.getLogger(__name__)
 
 TURN_BYTES = 8192
 """Bytes read of a relay before others get their turn: about 64 frames."""
@@ -99,6 +102,10 @@ class FrameWire:
                     return
         except (FrameError, TalkError) as error:
             self.close(str(error))
+            return
+        except Exception:
+            log.exception("a bug answering a frame; the connection between a relay and its owner ends")
+            self.close("a bug")
             return
         if len(data) == TURN_BYTES or events & ~5:  # there may be more, or the end
             self._hub.rearm(self._sock.fileno(), _EVENTS)
