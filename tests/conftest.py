@@ -44,6 +44,8 @@ def pytest_addoption(parser):
 def _with_relays(request, monkeypatch):
     """Have gateways in this process start relays, if that is wanted."""
     if count := request.config.getoption("relays"):
+        if not {"autojump_clock", "mock_clock"}.isdisjoint(request.fixturenames):
+            pytest.skip("relays are processes of their own, with the system's clock")
         run = gateway.run
 
         async def run_with_relays(config, file=None, **more):

@@ -60,6 +60,7 @@ _ANY_REJECTS = _REJECTS_429 | _REJECTS_5XX
 _FAILURE_TYPES: Mapping[str, tuple[type, ...]] = {
     "status": (int,), "code": (str,), "message": (str,), "kind": (str,), "param": (str, type(None)),
     "retry_after_s": (int, type(None)), "retry": (bool, type(None)), "limit": (str,),
+    "allow": (str,),
 }  # fmt: skip
 
 

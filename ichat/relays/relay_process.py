@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import trio
 
-from ichat import errors
 from ichat.errors import ApiError, Exit
 from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
@@ -25,9 +24,8 @@ from ichat.http.pool import Pool
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.http.tls import server_context
-from ichat.observability.access_log import shown_path
 from ichat.proxy.client_sink import SEALED
-from ichat.proxy.planes import CONTROL_BYTES_MAX, is_control, is_for_model
+from ichat.proxy.planes import is_control, is_for_model
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.link import whole
@@ -259,16 +257,17 @@ class RelayProcess:
 
     async def _admit(self, head: RequestHead, client: Client) -> None:
         """Raise ApiError for a body that the owner would not read."""
-        if is_for_model(head.method, head.path, head.headers, self._cors):
-            assert self._parts is not None
-            number, header = self._desk.new_number(), self._parts.settings.session_header.encode()
-            asked = asked_of(number, head, client.peer, session_header=header, at=monotonic_now(), bits=HEAD_ONLY)
-            await admit(self._desk, asked._replace(body_bytes=UNKNOWN if head.length is None else head.length))
-        elif is_control(head.path):
-            if head.length is None:
-                raise errors.length_required(shown_path(head.path))
-            if head.length > CONTROL_BYTES_MAX:
-                raise errors.request_too_large(CONTROL_BYTES_MAX)
+        assert self._parts is not None
+        session_header = self._parts.settings.session_header.encode()
+        asked = asked_of(
+            self._desk.new_number(), head, client.peer, session_header=session_header, at=monotonic_now(),
+            bits=HEAD_ONLY,
+        )  # fmt: skip
+        headers = asked.headers
+        if head.by_name.get(b"content-type") == b"application/json":
+            headers += ((b"content-type", b"application/json"),)
+        length = UNKNOWN if head.length is None else min(head.length, UNKNOWN - 1)
+        await admit(self._desk, asked._replace(body_bytes=length, headers=headers))
 
     async def _answer(self, request: Request, client: Client, _caller: None) -> None:
         """Have a request answered. Raises ApiError if nothing has been sent."""
