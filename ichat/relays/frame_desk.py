@@ -1,11 +1,13 @@
 """A relay's side of decisions: the requests that ask the owner, each woken by the frame that answers it."""
 
+import itertools
 from collections.abc import Callable
 
 import attrs
 import trio
 
 from ichat import errors
+from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
 from ichat.relays.link import whole
@@ -20,9 +22,13 @@ from ichat.relays.values import (
     SentOutcome,
     SentStep,
     TalkError,
+    TrioClock,
     Waits,
 )
 from ichat.routing.endpoint import Endpoint
+
+TOLD_MAX = 200
+"""The number of requests of which operators see how far they have got."""
 
 
 @attrs.define(eq=False)
@@ -34,6 +40,8 @@ class Asking:
     """Called when an operator cancels the request."""
     comment: Callable[[bytes], None]
     """Called with the text of a comment, for a stream that waits."""
+    progress: RequestProgress | None = None
+    """How far the request has got; None: it has only a head."""
     _answers: list[Frame] = attrs.field(factory=list[Frame])
     _task: trio.lowlevel.Task | None = None
 
@@ -79,13 +87,20 @@ class FrameDesk:
             self._last += 1
         return self._last
 
-    def begin(self, asked: Asked, *, cancel: Callable[[], None], comment: Callable[[bytes], None]) -> Asking:
+    def begin(
+        self,
+        asked: Asked,
+        *,
+        cancel: Callable[[], None],
+        comment: Callable[[bytes], None],
+        progress: RequestProgress | None = None,
+    ) -> Asking:
         """Ask, and return where the answers arrive; `end` must follow. Raises ApiError if there is no owner."""
         frames = self._talk.ask(asked, asked.number, self._now())
         if not frames:
             self._talk.sends(Note("leave", asked.number), self._now())
             raise errors.owner_away()
-        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment)
+        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress)
         for frame in frames:
             self._send(frame)
         return asking
@@ -141,6 +156,18 @@ class FrameDesk:
             one = self._talk.requests.get(number)
             if one is not None and one.phase in ("head", "asked"):
                 asking.answer(failure)
+
+    def told(self, clock: TrioClock) -> Note | None:
+        """Return how far the oldest requests have got with their endpoints; None if there are none."""
+        rows: list[list[object]] = []
+        for number, asking in itertools.islice(self.asking.items(), TOLD_MAX):
+            leg = None if asking.progress is None else asking.progress.leg
+            if leg is not None:
+                mover = None if leg.relay is None else leg.relay.body
+                times = [None if at is None else clock.ns_of(at) for at in (leg.asked_at, leg.answered_at)]
+                sizes = [0, 0] if mover is None else [mover.bytes_out, mover.chunks]
+                rows.append([number, *times, leg.is_stream, leg.status, *sizes])
+        return Note("told", 0, {"rows": rows}) if rows else None
 
     def endpoint(self, sent: SentStep) -> tuple[Endpoint, bytes]:
         """Return the endpoint of a step, and the proof for it. Raises TalkError."""

@@ -323,7 +323,7 @@ class Relays:
                 self._recorded(frame)
             case Note("drained"):
                 relay.drained.set()
-            case Note("hello" | "report" | "sums" | "told"):
+            case Note("hello" | "report" | "sums"):
                 pass
             case _ if has_effect:
                 relay.desk.receives(frame)

@@ -47,6 +47,7 @@ from ichat.relays.values import (
     Refused,
     SentOutcome,
     SentStep,
+    TalkError,
     TrioClock,
     Waits,
 )
@@ -186,6 +187,23 @@ class OwnerDesk(RelayDesk):
             if one is not None:
                 self._leave(one)
             self._relay.send(Note("gone", frame.number))
+
+        elif isinstance(frame, Note) and frame.kind == "told":
+            self._note_told(frame.content.get("rows"))
+
+    def _note_told(self, rows: Any) -> None:
+        """Note how far requests have got with their endpoints. Raises TalkError."""
+        try:
+            for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
+                one = self._requests.get(number)
+                if one is None or one.lease is None:
+                    continue
+                asked, answered = [None if at is None else self._clock.trio_of(at) for at in (asked_at, answered_at)]
+                body = _RemoteBody(int(bytes_out), int(chunks), answered)
+                leg = RemoteLeg(asked, answered, int(status), "", is_stream is True, _RemoteRelay(body))
+                one.progress.leg = cast("Any", leg)
+        except (TypeError, ValueError) as error:
+            raise TalkError(f"What is told of requests is damaged: {error}.") from error
 
     def end(self) -> None:
         """Called when the relay has ended: so have its requests, and their places are free."""

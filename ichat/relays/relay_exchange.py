@@ -119,7 +119,9 @@ class RelayExchange:
         """Have the request answered. Raises ApiError if nothing has been sent."""
         parts, progress = self._parts, self.progress
         asked = await self._read()
-        asking = self._asking = parts.desk.begin(asked, cancel=self._cancel, comment=self._send_comment)
+        asking = self._asking = parts.desk.begin(
+            asked, cancel=self._cancel, comment=self._send_comment, progress=progress
+        )
         parts.in_flight.requests[progress] = False
         del asked
         try:

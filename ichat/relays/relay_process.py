@@ -229,6 +229,9 @@ class RelayProcess:
         assert self._door is not None
         requests = sum(not client.idle for client in self._door.clients)
         self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": requests}))
+        told = None if self._parts is None else self._desk.told(self._parts.clock)
+        if told is not None:
+            self.send(told)
 
     def _on_drain(self, _frame: Note) -> None:
         self._nursery.start_soon(self._drain_and_say_so)
