@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import trio
@@ -15,6 +15,7 @@ from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.relays.owner import RelayView
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 
@@ -35,11 +36,13 @@ class Overview:
     gateway_id: str
     started_at: float
     """In seconds since 1970."""
+    relays: Callable[[], Sequence[RelayView]] = list
+    """Returns the processes that have the clients' connections."""
 
     def gateway(self) -> views.GatewayView:
         """Return the gateway's process."""
         uptime_s = round(time.time() - self.started_at, 3)
-        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s)
+        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s, self.relays())
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""

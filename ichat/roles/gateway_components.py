@@ -242,6 +242,7 @@ def _build_operation(
     overview = Overview(
         fleet.table, fleet.directory, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+        list if data.relays is None else data.relays.views,
     )  # fmt: skip
     events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
     reloader.applied.add(events.send_reload)

@@ -49,7 +49,16 @@ def test_a_relay_imports_no_part_that_decides():
 
 def test_nobody_starts_a_relay_by_hand():
     """It says in a sentence who starts it."""
-    command = [sys.executable, "-m", "ichat", "relay", "--state=x", "--number=1", "--log-format=text", "--log-level=info"]
+    command = [
+        sys.executable,
+        "-m",
+        "ichat",
+        "relay",
+        "--state=x",
+        "--number=1",
+        "--log-format=text",
+        "--log-level=info",
+    ]
     found = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr.count("\n")) == (64, 1)
     assert "server_settings.relays" in found.stderr
@@ -114,3 +123,27 @@ def test_relays_end_with_their_gateway(split):
     _, left = psutil.wait_procs(relays, LIMIT_S)
     assert left == []
     assert pathlib.Path(ROOT).is_dir()
+
+
+def test_status_lists_relays(split):
+    """Each has its number, its process and its state, and the command shows them."""
+    program = split(worker("m"))
+    shown = program.get("/v1/admin/status")[1]["gateway"]["relays"]
+    assert [(one["number"], one["state"]) for one in shown] == [(1, "accepting"), (2, "accepting")]
+    assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program).values()}
+
+
+def test_a_reload_changes_all_relays_or_none(split, tmp_path):
+    """A certificate that cannot be used is refused with a sentence; another setting is in force at once, everywhere."""
+    program = split(worker("m"), settings="watch_config = false\n")
+    program.wait_until_ready("m-0")
+    path = tmp_path / "ichat.toml"
+    path.write_text(path.read_text() + "[limits]\nbody_bytes_max = 2048\n")
+    assert program.ask_by("POST", "/v1/admin/config/reload")[0] == 200
+    for _ in range(8):
+        assert program.ask("/v1/chat/completions", {"model": "m", "text": "x" * 4096})[0] == 413
+    path.write_text(
+        path.read_text().replace("[server_settings]\n", "[server_settings]\ntls_certificate='x'\ntls_key='y'\n")
+    )
+    assert program.ask_by("POST", "/v1/admin/config/reload")[0] == 400
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
