@@ -128,7 +128,7 @@ def test_relays_end_with_their_gateway(split):
 def test_status_lists_relays(split):
     """Each has its number, its process and its state, and the command shows them."""
     program = split(worker("m"))
-    shown = program.get("/v1/admin/status")[1]["gateway"]["relays"]
+    shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
     assert [(one["number"], one["state"]) for one in shown] == [(1, "accepting"), (2, "accepting")]
     assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program).values()}
 
