@@ -105,7 +105,7 @@ class Exchange:
                 has_longer = self._alias is not None and self._alias.longer is not None
                 progress.prompt_bytes = prompt_bytes if has_longer else 0
             return self._desk.begin(route, step)
-        except BaseException:
+        except ApiError:
             self.close_grant()
             raise
 
@@ -117,7 +117,7 @@ class Exchange:
         self._admit()
         try:
             return self._desk.begin(*self._plain_start())
-        except BaseException:
+        except ApiError:
             self.close_grant()
             raise
 

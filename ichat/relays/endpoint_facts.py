@@ -49,8 +49,10 @@ def endpoint_of(facts: Mapping[str, Any]) -> tuple[Endpoint, bytes]:
             given = facts["route"]
             route = Route(given["name"], ParamRules(**given["rules"]), given["upstream_model"])
         circuit = Circuit(CircuitBreaker(failures_max=0))
-        endpoint = Endpoint(upstream, facts["id"].encode(), _AT_ONCE_MAX, route, access, circuit=circuit)
-        endpoint.reports_usage = facts["reports_usage"] is True
+        endpoint = Endpoint(
+            upstream, facts["id"].encode(), _AT_ONCE_MAX, route, access, circuit=circuit,
+            reports_usage=facts["reports_usage"] is True,
+        )  # fmt: skip
         return endpoint, facts["proof"].encode("latin-1")
     except (KeyError, TypeError, ValueError, AttributeError, Exit) as error:
         raise TalkError(f"The facts about an endpoint are damaged: {error}.") from error

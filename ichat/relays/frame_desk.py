@@ -23,7 +23,7 @@ from ichat.relays.values import (
     SentStep,
     TalkError,
     TrioClock,
-    Waits,
+    WaitsFor,
 )
 from ichat.routing.endpoint import Endpoint
 
@@ -112,11 +112,11 @@ class FrameDesk:
         if one is not None and one.phase in ("head", "admitted", "asked"):
             self._say(Note("leave", asking.number))
 
-    def tell(self, sent: SentOutcome) -> None:
+    def report(self, sent: SentOutcome) -> None:
         """Send the outcome of an attempt."""
         self._say(sent._replace(seq=self._talk.next_seq))
 
-    def say(self, frame: Frame) -> None:
+    def send(self, frame: Frame) -> None:
         """Send another frame about a request."""
         self._say(frame)
 
@@ -126,13 +126,13 @@ class FrameDesk:
 
     def receive(self, frame: Frame, *, has_effect: bool) -> None:
         """Use a frame of the owner about a request. Raises TalkError."""
-        if isinstance(frame, SentStep | Refused | Waits):
+        if isinstance(frame, SentStep | Refused | WaitsFor):
             asking = self.asking.get(frame.number)
             if asking is not None and has_effect:
                 asking.answer(frame)
             elif isinstance(frame, SentStep):  # the request has left: nothing was sent
                 outcome = Outcome("left", frame.step.endpoint)
-                self.tell(SentOutcome(frame.number, frame.attempt, 0, outcome, ended_at=self._now()))
+                self.report(SentOutcome(frame.number, frame.attempt, 0, outcome, ended_at=self._now()))
         elif isinstance(frame, Note):
             self._receive_note(frame)
 

@@ -25,7 +25,7 @@ from ichat.relays.values import (
     Refused,
     SentOutcome,
     SentStep,
-    Waits,
+    WaitsFor,
 )
 
 OPTIONAL = 1
@@ -258,17 +258,17 @@ def _outcome_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[st
     )  # fmt: skip
 
 
-def _wait_parts(sent: Waits) -> Parts:
+def _wait_parts(sent: WaitsFor) -> Parts:
     rest = {"kind": sent.wait.kind, "seconds": sent.wait.seconds, "why": sent.why, "comment_s": sent.comment_s}
     return (sent.number, sent.ready_at), (), rest
 
 
-def _wait_of(fixed: Sequence[Any], _strings: Sequence[bytes], rest: Mapping[str, Any]) -> Waits:
+def _wait_of(fixed: Sequence[Any], _strings: Sequence[bytes], rest: Mapping[str, Any]) -> WaitsFor:
     kind = _text(rest, "kind")
     if kind not in ("place", "pause"):
         raise FrameError(f"A request cannot wait for {kind!r}.")
     wait = Wait(kind, _float_of(rest, "seconds"))
-    return Waits(fixed[0], wait, _text(rest, "why"), _float_of(rest, "comment_s"), MonotonicNs(fixed[1]))
+    return WaitsFor(fixed[0], wait, _text(rest, "why"), _float_of(rest, "comment_s"), MonotonicNs(fixed[1]))
 
 
 def _refuse_parts(sent: Refused) -> Parts:

@@ -106,7 +106,7 @@ class RelayAtOwner:
             self.wire.send(frame)
 
     def hand_over(self, kind: str, sockets: Sequence[socket.socket]) -> None:
-        """Give the relay descriptors. Raises OSError."""
+        """Send the relay descriptors, which stay open here. Raises OSError."""
         send_descriptors(self._descriptors, {"kind": kind}, [one.fileno() for one in sockets])
 
     def close(self) -> None:

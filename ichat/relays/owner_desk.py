@@ -49,7 +49,7 @@ from ichat.relays.values import (
     SentStep,
     TalkError,
     TrioClock,
-    Waits,
+    WaitsFor,
 )
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
@@ -153,7 +153,7 @@ class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
 
     def __init__(self, relay: RelayAtOwner, handler: Gateway, nursery: trio.Nursery, clock: TrioClock) -> None:
-        """Waits are tasks in the nursery."""
+        """WaitsFor are tasks in the nursery."""
         self._relay = relay
         self._handler = handler
         self._context: GatewayContext = handler.context
@@ -292,7 +292,7 @@ class OwnerDesk(RelayDesk):
             else:
                 return
         if isinstance(step, Wait):
-            self._relay.send(Waits(one.number, step))
+            self._relay.send(WaitsFor(one.number, step))
             self._nursery.start_soon(self._wait, one, step)
         elif isinstance(step, Refuse):
             self._refuse(one, step.failure)

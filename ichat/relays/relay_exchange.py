@@ -45,7 +45,7 @@ from ichat.relays.values import (
     SentOutcome,
     SentStep,
     TrioClock,
-    Waits,
+    WaitsFor,
 )
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import sums_of
@@ -149,7 +149,7 @@ class RelayExchange:
             await self._judge(head)
             body_bytes, own = progress.bytes_in, request.own_id.decode()
             content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
-            parts.desk.say(Note("record", 0, {**content, **_head_of(request, progress.client.peer)}))
+            parts.desk.send(Note("record", 0, {**content, **_head_of(request, progress.client.peer)}))
             raise
         progress.model, progress.body, progress.is_stream = asked.model, asked.body, asked.is_stream
         names = asked.body.names
@@ -212,7 +212,7 @@ class RelayExchange:
                         return
                 elif isinstance(frame, Refused):
                     raise frame.refuse.failure.error()
-                elif not isinstance(frame, Waits):
+                elif not isinstance(frame, WaitsFor):
                     raise errors.owner_away()
         except ApiError as error:
             if progress.keepalive is None or not progress.keepalive.has_begun:
@@ -254,10 +254,10 @@ class RelayExchange:
             raise
         finally:
             progress.count_tokens()
-            self._tell(sent, outcome, leg, dropped)
+            self._report(sent, outcome, leg, dropped)
         return outcome.kind in ENDS
 
-    def _tell(self, sent: SentStep, outcome: Outcome, leg: Leg | None, dropped: tuple[str, ...]) -> None:
+    def _report(self, sent: SentStep, outcome: Outcome, leg: Leg | None, dropped: tuple[str, ...]) -> None:
         """Report the outcome of an attempt."""
         parts, progress, clock = self._parts, self.progress, self._parts.clock
         usage = None if leg is None else leg.usage
@@ -267,7 +267,7 @@ class RelayExchange:
             NEVER if at is None else clock.ns_of(at)
             for at in ((leg.asked_at, leg.answered_at, mover.first_at if mover else None) if leg else (None,) * 3)
         ]
-        parts.desk.tell(SentOutcome(
+        parts.desk.report(SentOutcome(
             sent.number, sent.attempt, 0, outcome._replace(status=outcome.status or (leg.status if leg else 0)),
             outcome.kind not in ENDS, times[0], times[1], clock.ns_of(parts.pool.hub.update_clock()),
             0 if mover is None else mover.bytes_out, 0 if mover is None else mover.chunks, progress.usage,
@@ -300,7 +300,7 @@ class RelayExchange:
 
         def heard(leg: Leg) -> None:
             if sent.bits & TELLS_HEAD:
-                parts.desk.say(HeadSeen(sent.number, leg.status))
+                parts.desk.send(HeadSeen(sent.number, leg.status))
             request.release_body()
             progress.body = NO_BODY
 

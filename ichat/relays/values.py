@@ -152,7 +152,7 @@ class HeadSeen(NamedTuple):
     status: int
 
 
-class Waits(NamedTuple):
+class WaitsFor(NamedTuple):
     """The request waits for an endpoint; the relay sends the comments of its stream."""
 
     kind = "wait"
@@ -179,4 +179,4 @@ class Note(NamedTuple):
     content: Mapping[str, Any] = NOTHING
 
 
-Frame = Asked | SentStep | SentOutcome | HeadSeen | Waits | Refused | Note
+Frame = Asked | SentStep | SentOutcome | HeadSeen | WaitsFor | Refused | Note

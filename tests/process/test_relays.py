@@ -47,7 +47,7 @@ def test_a_relay_imports_no_part_that_decides():
     assert [name for name in loaded if name.startswith(FORBIDDEN)] == []
 
 
-def test_nobody_starts_a_relay_by_hand():
+def test_a_relay_that_no_gateway_has_started_ends_with_a_sentence():
     """It says in a sentence who starts it."""
     command = [
         sys.executable,

@@ -30,7 +30,7 @@ from ichat.relays.values import (
     SentStep,
     TalkError,
     TrioClock,
-    Waits,
+    WaitsFor,
 )
 
 DAMAGED = 100_000
@@ -76,7 +76,7 @@ outcomes = st.builds(
     SentOutcome, u32, u8, st.integers(0, 2**64 - 1), ends, st.booleans(), times, times, times, st.integers(0, 2**63),
     u32, st.none() | used, texts, texts, texts, st.lists(texts, max_size=2).map(tuple),
 )  # fmt: skip
-waits = st.builds(Waits, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds), texts, seconds, times)
+waits = st.builds(WaitsFor, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds), texts, seconds, times)
 notes = st.builds(
     Note, st.sampled_from([name for name, layout in LAYOUTS.items() if layout.value_of is None]), u32,
     st.dictionaries(texts, texts | u32 | st.lists(texts, max_size=2), max_size=3),
@@ -103,7 +103,7 @@ RARE = [
     PLAIN[1]._replace(step=PLAIN_STEP._replace(edits=BodyEdits("m", (("top_p", b"0.5"),), ("seed",)))),
     PLAIN[2]._replace(outcome=Outcome("unreachable", "w1", FAILURE, "refused"), wants_next=True, dropped=("seed",)),
     Refused(7, Refuse(FAILURE)),
-    Waits(7, Wait("place", 30.0), "it is being loaded", 15.0, MonotonicNs(5)),
+    WaitsFor(7, Wait("place", 30.0), "it is being loaded", 15.0, MonotonicNs(5)),
     HeadSeen(7, 200),
     Note("leave", 7),
     Note("settings", 0, {"version": 3, "routes": ["/v1"]}),

@@ -19,7 +19,7 @@ from ichat.relays.frames import decode, encode
 from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.relay_talk import AGAIN_MAX, RelayTalk
-from ichat.relays.values import HEAD_ONLY, Asked, Note, Refused, SentOutcome, SentStep, TalkError, Waits
+from ichat.relays.values import HEAD_ONLY, Asked, Note, Refused, SentOutcome, SentStep, TalkError, WaitsFor
 
 S = 1_000_000_000
 OWNER_WAIT_NS = 10 * S
@@ -269,7 +269,7 @@ class World:
                 relay.since.pop(frame.number)
                 relay.trying[frame.number] = frame.step.endpoint, frame.key, frame.attempt
                 relay.since[frame.number] = self.now
-            elif isinstance(frame, Waits) and has_effect:
+            elif isinstance(frame, WaitsFor) and has_effect:
                 relay.announced.add(frame.number)
             elif isinstance(frame, Refused) or frame.kind == "gone":
                 self.done(relay, frame.number)
@@ -393,7 +393,7 @@ class World:
             self.owner.queue.append((asked.at, (name, asked.number)))
             self.serve()
             if (asked.at, (name, asked.number)) in self.owner.queue:
-                self.tell(name, Waits(asked.number, Wait("place", 30.0)))
+                self.tell(name, WaitsFor(asked.number, Wait("place", 30.0)))
 
     def serve(self):
         owner = self.owner

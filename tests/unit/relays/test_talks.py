@@ -24,7 +24,7 @@ from ichat.relays.values import (
     SentOutcome,
     SentStep,
     TalkError,
-    Waits,
+    WaitsFor,
 )
 
 S = 1_000_000_000
@@ -50,7 +50,7 @@ def refused(number):
 
 
 def waits(number):
-    return Waits(number, Wait("place", 30.0))
+    return WaitsFor(number, Wait("place", 30.0))
 
 
 class Pair:
