@@ -25,12 +25,11 @@ class Fleet:
         wedged_after_s: float = math.inf,
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
-        weights = Weights(Limits())
+        weights, loads = Weights(Limits()), WorkerLoads(clock)
         self.table = WorkerTable(clock, weights, max_in_flight, wedged_after_s)
         self.directory = ModelDirectory(self.table, external)
-        self.loads = WorkerLoads(clock)
-        self.managed = ManagedRecords(self.table, self.loads)
-        self.registry = Registry(self.table, self.directory, self.loads, weights)
+        self.managed = ManagedRecords(self.table, loads)
+        self.registry = Registry(self.table, self.directory, loads, weights)
         self.probes = Probes(self.table, self.directory)
 
     def __repr__(self) -> str:

@@ -15,6 +15,8 @@ class ManagedRecords:
     def __init__(self, table: WorkerTable, loads: WorkerLoads) -> None:
         self._table = table
         self._loads = loads
+        self.times = loads.times
+        """The durations of the last loads of managed workers."""
 
     def __repr__(self) -> str:
         return f"<ManagedRecords of {self._table!r}>"

@@ -153,8 +153,7 @@ class WorkerTable:
 
     def enter(self, worker: WorkerRecord) -> None:
         """Add a worker, in place of another one of its id."""
-        before = self._workers.get(worker.id)
-        if before is not None:
+        if (before := self._workers.get(worker.id)) is not None:
             self._drop(before)
         self._workers[worker.id] = worker
 
@@ -166,8 +165,7 @@ class WorkerTable:
 
     def _drop(self, worker: WorkerRecord) -> None:
         del self._workers[worker.id]
-        endpoint = self._endpoints.pop(worker.id, None)
-        if endpoint is not None:
+        if (endpoint := self._endpoints.pop(worker.id, None)) is not None:
             endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
         self.index.remove(worker)
         self._changes.remove(worker)
@@ -195,8 +193,7 @@ class WorkerTable:
             server, circuit = worker.server, Circuit(self._circuit_breaker)
             upstream = Upstream(f"worker {worker.id}", host, port) if server is None else server.upstream
             access = None if server is None else server.access
-            in_flight_max = heartbeat.max_in_flight
-            endpoint = Endpoint(upstream, worker.id.encode(), in_flight_max, access=access, circuit=circuit)
+            endpoint = Endpoint(upstream, worker.id.encode(), heartbeat.max_in_flight, access=access, circuit=circuit)
             endpoint.troubled.add(functools.partial(self.refresh, worker))
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):

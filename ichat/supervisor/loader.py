@@ -44,7 +44,7 @@ class Loader:
     def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
         """`workers` are all managed workers; those that are not loaded on demand are left alone."""
         self.counts = LoadCounts()
-        self._times = context.load_times
+        self._times = context.managed.times
         self._context = context
         self._table = context.table
         self._directory = context.directory

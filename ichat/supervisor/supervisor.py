@@ -63,7 +63,7 @@ class Supervisor:
         self._state = state
         self._registry = fleet.registry
         self._table = fleet.table
-        self._load_times = fleet.loads.times
+        self._load_times = fleet.managed.times
         self._changed = trio.Event()
         """Set when there is something to save."""
         self._urgent = trio.Event()
@@ -80,9 +80,8 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
-        self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, self._load_times, host, self._remember_soon
-        )
+        parts = fleet.table, fleet.directory, fleet.managed
+        self._context = SupervisorContext(config, *parts, host, self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
