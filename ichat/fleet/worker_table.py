@@ -238,7 +238,7 @@ class WorkerTable:
         if not worker.managed and worker.server is None:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
-        if endpoint is not None and not self.index.is_ready(worker):
+        if endpoint is not None and worker not in self.index.all_ready():
             endpoint.ready_again(worker.context_tokens, self.clock())
         self.changes += self.index.update(worker, endpoint)
 

@@ -80,8 +80,9 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
-        parts = fleet.table, fleet.directory, fleet.managed
-        self._context = SupervisorContext(config, *parts, host, self._remember_soon)
+        self._context = SupervisorContext(
+            config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
+        )
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
