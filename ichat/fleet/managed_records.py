@@ -88,7 +88,3 @@ class ManagedRecords:
         """Set whether the output of a managed worker arrives through a pipe of this gateway."""
         worker.is_piped = is_piped
         self._table.record_change(worker)
-
-    def stopped(self, worker: WorkerRecord) -> None:
-        """Record that a managed worker was ended on purpose."""
-        self._table.break_group_of(worker, "was stopped")
