@@ -15,7 +15,7 @@ from ichat.routing.endpoint import Endpoint
 
 
 class Fleet:
-    """The parts, each of which is the only writer of its state.
+    """The parts: each owns a state, or makes a single kind of change of workers.
 
     `table` has the workers with their endpoints and states, and notifies of every change; `directory` has the models.
     `managed`, `registry` and `probes` change workers by the processes started here, heartbeats and health checks.
