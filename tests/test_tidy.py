@@ -300,6 +300,14 @@ def writes_of(tree):
                     yield ast.unparse(one.value), one.attr
 
 
+@every_source
+def test_a_changing_value_is_read_from_its_owner(source):
+    """A constructor gets the object that has the value, not a function that reads it, such as `lambda: auth.proof`."""
+    for node in ast.walk(tree_of(source)):
+        if isinstance(node, ast.Lambda) and not node.args.args:
+            assert not isinstance(node.body, ast.Attribute), f"line {node.lineno}: {ast.unparse(node)}"
+
+
 WRITERS = {
     **dict.fromkeys(("endpoint", "route", "holder"), ("routing.endpoint",)),
     "circuit": ("routing.circuit_breaker",),

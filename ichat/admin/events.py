@@ -15,11 +15,12 @@ import trio
 from typing_extensions import Self
 
 from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
-from ichat.admin.config_state import ConfigState
 from ichat.admin.lists import Pieces, joined, summary_of, to_json
 from ichat.admin.overview import Overview
+from ichat.admin.reload import Reloader
 from ichat.http import sse
 from ichat.observability.history import Sample
+from ichat.observability.usage.ledger import Ledger
 
 GATHER_S = 0.25
 """The least time between two looks, in seconds."""
@@ -127,19 +128,10 @@ class Follower:
 class EventStreams:
     """All followers, and the task that sends to them."""
 
-    def __init__(
-        self,
-        overview: Overview,
-        *,
-        usage_storage: Callable[[], str] = lambda: "ok",
-        config: Callable[[], ConfigState | None] = lambda: None,
-    ) -> None:
-        """`usage_storage` returns whether usage can be kept: `ok`, or a sentence.
-
-        `config` returns how the configuration file compares with the configuration in force.
-        """
+    def __init__(self, overview: Overview, ledger: Ledger, reloader: Reloader) -> None:
         self._overview = overview
-        self._usage_storage, self._config = usage_storage, config
+        self._ledger = ledger
+        self._reloader = reloader
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         """Weak, since a follower does not notice that its client leaves between two pieces."""
         self._woken, self._asked = trio.Event(), trio.Event()
@@ -191,7 +183,7 @@ class EventStreams:
 
     def _send_sample(self, sample: Sample) -> None:
         if self._followers:
-            self.send_to_all("sample", {**sample.describe(), "usage_storage": self._usage_storage()})
+            self.send_to_all("sample", {**sample.describe(), "usage_storage": self._ledger.storage})
 
     def send_reload(self, summary: str) -> None:
         """Send all followers that another configuration is in force."""
@@ -257,9 +249,9 @@ class EventStreams:
         overview = self._overview
         short = {
             "gateway": overview.gateway(),
-            "config": self._config(),
+            "config": self._reloader.state,
             "aliases": overview.names(),
-            "usage_storage": self._usage_storage(),
+            "usage_storage": self._ledger.storage,
         }
         yield f'{to_json(short)[:-1]}, "history": '
         yield from overview.history.parts(workers=())

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 import trio
@@ -11,11 +11,10 @@ import ichat
 from ichat.admin import views
 from ichat.fleet.registry import Registry
 from ichat.fleet.views import load_of
-from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
+from ichat.proxy.context import GatewayContext
 from ichat.proxy.requests_in_flight import RequestsInFlight
-from ichat.routing.aliases import Aliases
-from ichat.routing.balancer import Balancer
 
 
 @attrs.frozen
@@ -23,11 +22,9 @@ class Overview:
     """Looks at the gateway's parts."""
 
     registry: Registry
-    balancer: Balancer
-    aliases: Callable[[], Aliases]
-    """Returns the names that the configuration maps to models."""
-    own_machine: Callable[[], MachineReport | None]
-    """Returns the newest report of the gateway's machine."""
+    context: GatewayContext
+    monitor: MachineMonitor
+    """Reads the gateway's machine."""
     history: History
     in_flight: RequestsInFlight
     gateway_id: str
@@ -41,7 +38,7 @@ class Overview:
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""
-        registry, demand, now = self.registry, self.balancer.demand(name), trio.current_time()
+        registry, demand, now = self.registry, self.context.balancer.demand(name), trio.current_time()
         return views.ModelLoad(
             name,
             **load_of(registry.availability(name), now),
@@ -52,11 +49,11 @@ class Overview:
 
     def machines(self) -> Iterator[MachineView]:
         """Yield the gateway's machine and then the workers' machines."""
-        return machines_of(self.own_machine(), self.registry.machines())
+        return machines_of(self.monitor.report, self.registry.machines())
 
     def names(self) -> list[views.AliasView]:
         """Return the names that the configuration maps to models."""
         return [
             views.AliasView(one.name, one.targets, one.fallbacks, one.longer, one.shadow)
-            for one in self.aliases().by_name.values()
+            for one in self.context.aliases.by_name.values()
         ]

@@ -19,6 +19,7 @@ from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
 from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Auth
 
 OWN_AT_ONCE_MAX = 100
 """At most this many of iChat's own workers are asked in a round: those that fail, then the longest not seen."""
@@ -66,11 +67,11 @@ def unseen(registry: Registry, since: float) -> list[tuple[Endpoint, WorkerRecor
 class HealthChecker:
     """Checks the workers and routes, in rounds."""
 
-    def __init__(self, registry: Registry, settings: Health, proof: Callable[[], bytes], ask_: Ask = ask) -> None:
-        """`proof` returns the proof to workers that their gateway asks; empty without a token."""
+    def __init__(self, registry: Registry, settings: Health, auth: Auth, ask_: Ask = ask) -> None:
+        """`auth` has the proof to workers that their gateway asks."""
         self._registry = registry
         self._settings = settings
-        self._proof = proof
+        self._auth = auth
         self._ask = ask_
         self._changed = trio.Event()
 
@@ -107,7 +108,7 @@ class HealthChecker:
         endpoint, worker = asked
         settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
         target = (route.health_path if route else "") or endpoint.target_at_root(settings.path)
-        headers = endpoint.headers_for([], self._proof())
+        headers = endpoint.headers_for([], self._auth.proof)
         finding = ProbeResult(why=f"{target} is not answered within {settings.timeout_s:g} s")
         with trio.move_on_after(settings.timeout_s):
             try:

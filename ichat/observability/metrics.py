@@ -14,7 +14,7 @@ from prometheus_client import Metric, ProcessCollector
 
 from ichat import __version__
 from ichat.fleet.registry import Registry
-from ichat.hardware.machines import MachineReport
+from ichat.hardware.machines import MachineMonitor
 from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.counts import AliasCounts, LoadCounts, PrefixCounts, ShadowCounts, prefix_families
 from ichat.observability.exposition import Families
@@ -87,15 +87,15 @@ class Metrics:
         self,
         registry: Registry,
         balancer: Balancer,
-        own_machine: Callable[[], MachineReport | None] = lambda: None,
-        loads: Callable[[], LoadCounts] = LoadCounts,
+        monitor: MachineMonitor,
+        loads: LoadCounts,
         *,
         models_max: int = MODELS_MAX,
     ) -> None:
-        """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
+        """`monitor` reads the gateway's machine, `loads` has the counts of loading models."""
         self._registry = registry
         self._balancer = balancer
-        self._fleet = FleetMetrics(registry, balancer, own_machine, models_max)
+        self._fleet = FleetMetrics(registry, balancer, monitor, models_max)
         self._models_max = models_max
         self._loads = loads
         self._models: dict[str, _Counts] = {}
@@ -258,7 +258,7 @@ class Metrics:
     def families(self) -> Iterator[Families]:
         """Return the current state and the counts, in parts that each need a millisecond or two."""
         self._forget(trio.current_time())
-        is_loaded, loads = (yield from self._fleet.families()), self._loads()
+        is_loaded, loads = (yield from self._fleet.families()), self._loads
         loads.forget(self._registry.names())
         for metric in itertools.chain(
             self._families(), loads.families(is_loaded), self._process.collect(),

@@ -40,12 +40,12 @@ from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
@@ -159,7 +159,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
         registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
     supervisor = Supervisor(config, registry, balancer, log_store, state)
-    monitor = MachineMonitor(lambda: supervisor.pids, gpus=supervisor.gpus)
+    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
     return Control(parts.auth, registry, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
 
 
@@ -174,7 +174,7 @@ def build_data_plane(
     fleet: FleetView = registry
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
-    metrics = Metrics(registry, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts)
+    metrics = Metrics(registry, balancer, control.monitor, control.supervisor.loader.counts)
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     context = GatewayContext(
         config, auth, control.quotas,
@@ -186,11 +186,11 @@ def build_data_plane(
     )
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings, document), config=config,
+        control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, tls, handler.refused,
-        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in auth.proxies,
+        more_headers=handler.more_headers, is_proxy=auth.is_proxy,
     )  # fmt: skip
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door)
 
@@ -204,9 +204,9 @@ def _build_operation(
 
     auth, registry, balancer, ledger = control.auth, control.registry, control.balancer, control.ledger
     context, metrics = data.context, data.metrics
-    checker = HealthChecker(registry, config.health, lambda: auth.proof)
-    scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: auth.proof)
-    history = History(config.history, registry, balancer, metrics.traffic, lambda: metrics.in_flight)
+    checker = HealthChecker(registry, config.health, auth)
+    scraper = Scraper(registry, config.limits.scraped_workers_max, auth)
+    history = History(config.history, registry, balancer, metrics)
     in_force = ConfigInForce(config)
     put_in_force = functools.partial(
         put_keys_in_force, auth=auth, quotas=control.quotas, metrics=metrics, in_force=in_force
@@ -225,18 +225,18 @@ def _build_operation(
     )
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
     overview = Overview(
-        registry, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
+        registry, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
     )  # fmt: skip
-    events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
+    events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
     reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((ledger.families, lambda: reloader.state.families()))  # noqa: PLW0108 the state is replaced
+    metrics.others.extend((ledger.families, reloader.families))
     shown = [
         registry, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,
+        control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(

@@ -1,6 +1,7 @@
 """The event stream and the history: what followers get, in which order, and what it takes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -134,14 +135,15 @@ async def test_samples_are_sent_and_kept(serve, gateway_to, connect):
 
 async def test_a_disk_that_fails_later_is_an_event(overview, nursery, autojump_clock):
     """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
-    storage = "ok"
-    streams = EventStreams(overview, usage_storage=lambda: storage)
+    ledger = SimpleNamespace(storage="ok")
+    streams = streams_of(overview, ledger)
     nursery.start_soon(streams.run_forever)
     nursery.start_soon(overview.history.sample_forever)
     follower = streams.follow(wants_requests=False)
     [(name, state)] = await read(follower)
     assert (name, state["usage_storage"]) == ("state", "ok")
     for storage in ("the disk is full", "ok"):
+        ledger.storage = storage
         [(name, sample)] = await read(follower)
         assert (name, sample["usage_storage"]) == ("sample", storage)
 
@@ -188,8 +190,14 @@ def registry():
 @pytest.fixture
 async def overview(registry):
     balancer = Balancer(registry.availability, trio.current_time, Routing())
-    history = History(HistorySettings(), registry, balancer, lambda: (), lambda: 0)
-    return Overview(registry, balancer, lambda: Aliases({}), lambda: None, history, RequestsInFlight(), "g", 0.0)
+    history = History(HistorySettings(), registry, balancer, SimpleNamespace(in_flight=0, traffic=tuple))
+    context = SimpleNamespace(balancer=balancer, aliases=Aliases({}))
+    return Overview(registry, context, SimpleNamespace(report=None), history, RequestsInFlight(), "g", 0.0)
+
+
+def streams_of(overview, ledger=None):
+    ledger = ledger or SimpleNamespace(storage="ok")
+    return EventStreams(overview, ledger, SimpleNamespace(state=None))
 
 
 def beat(registry, worker_id, **more):
@@ -198,7 +206,7 @@ def beat(registry, worker_id, **more):
 
 async def test_a_load_is_sent_each_second_and_a_phase_at_once(registry, overview, nursery, autojump_clock):
     """Who follows sees the seconds of a load go on, and its phases as they begin."""
-    streams = EventStreams(overview)
+    streams = streams_of(overview)
     nursery.start_soon(streams.run_forever)
     beat(registry, "w", state="loading", load=[LoadPhase("importing vLLM", 4.0)], heartbeat_interval=3600.0)
     follower, began_at = streams.follow(wants_requests=False), trio.current_time()
@@ -222,7 +230,7 @@ async def test_a_load_is_sent_each_second_and_a_phase_at_once(registry, overview
 
 async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, registry, nursery, autojump_clock):
     """A heartbeat that differs from the one before in nothing but the worker's machine is a change."""
-    streams = EventStreams(overview)
+    streams = streams_of(overview)
     nursery.start_soon(streams.run_forever)
     beat(registry, "w", heartbeat_interval=3600.0)
     follower = streams.follow(wants_requests=False)
@@ -245,7 +253,7 @@ async def read(follower, count=1):
 
 async def test_nothing_runs_without_followers(overview, registry, nursery, autojump_clock):
     """The first one to come wakes the task, and the last one to go lets it sleep again."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     await trio.sleep(100)
     assert not registry.changed._listeners
@@ -266,7 +274,7 @@ async def test_one_worker_of_many_is_one_workers_json(overview, registry, nurser
     """However many workers there are, a change of one of them tells of it alone."""
     for number in range(1000):
         beat(registry, f"w{number}")
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     [(_, state)] = await read(follower)
@@ -303,7 +311,7 @@ async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
 ):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""
     monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     lazy, quick = events.follow(wants_requests=False), events.follow(wants_requests=False)
     await read(lazy)
@@ -322,7 +330,7 @@ async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
 
 async def test_streams_end_with_the_gateway(overview, nursery, autojump_clock):
     """What is there is still told."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     await read(follower)
@@ -333,7 +341,7 @@ async def test_streams_end_with_the_gateway(overview, nursery, autojump_clock):
 
 async def test_a_silent_stream_has_comments(overview, nursery, autojump_clock):
     """So that no proxy between closes the connection."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     await read(follower)

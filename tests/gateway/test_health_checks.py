@@ -4,6 +4,7 @@ import http.server
 import json
 import ssl
 import threading
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -47,7 +48,7 @@ class World:
         self.status = 200
         self.asked = []
         self.registry = Registry(external_endpoints(config or Config()), trio.current_time, 10)
-        self.prober = HealthChecker(self.registry, SETTINGS, lambda: b"proof", self.ask)
+        self.prober = HealthChecker(self.registry, SETTINGS, SimpleNamespace(proof=b"proof"), self.ask)
 
     def configure(self, **health):
         self.prober.reconfigure(Config(health=Health(**health)))

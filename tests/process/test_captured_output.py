@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -70,7 +71,7 @@ def ids_of(block):
 
 
 async def send_to_end(cursor, wakeup, send_all):
-    async for block in LogStream(cursor, wakeup):
+    async for block in LogStream(cursor, wakeup, SimpleNamespace(is_ending=False)):
         await send_all(block)
 
 

@@ -1,6 +1,7 @@
 """What the gateway's metrics show, and workers that have some to show."""
 
 import json
+from types import SimpleNamespace
 
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,6 +9,7 @@ from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
 from ichat.fleet.registry import Registry
+from ichat.observability.counts import LoadCounts
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
@@ -78,8 +80,8 @@ async def heartbeat(connect, port, worker_port, **more):
     assert status == 200, body
 
 
-def known(*names, clock=trio.current_time, **more):
-    """Make a registry that has these models, and metrics of it, with `more` of what they show."""
+def known(*names, clock=trio.current_time, machine=None, loads=None, **more):
+    """Make a registry that has these models, and metrics of it, a report on the machine, and the counts of loads."""
     registry = Registry(dict.fromkeys(names, ()), clock, 10)
     balancer = Balancer(registry.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    return registry, Metrics(registry, balancer, **more)
+    return registry, Metrics(registry, balancer, SimpleNamespace(report=machine), loads or LoadCounts(), **more)

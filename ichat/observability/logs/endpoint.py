@@ -28,7 +28,8 @@ class LogEndpoint:
         self._headers = headers
         self._wakeup = Wakeup()
         self._readers = 0
-        self._finished = False
+        self.is_ending = False
+        """Whether all streams end: the worker stops."""
         self._left = trio.Event()
         buffer.changed.add(self._wakeup.notify)
 
@@ -62,7 +63,7 @@ class LogEndpoint:
         self._readers += 1
         try:
             send = send_chunk if is_chunked else client.send_all
-            async for block in LogStream(cursor, self._wakeup, is_ending=lambda: self._finished):
+            async for block in LogStream(cursor, self._wakeup, self):
                 await send(block)
             if is_chunked:
                 await client.send_all(_LAST_CHUNK)
@@ -76,7 +77,7 @@ class LogEndpoint:
         with trio.move_on_after(wait_s):
             if self._readers:
                 await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
-            self._finished = True
+            self.is_ending = True
             self._left = trio.Event()
             self._wakeup.notify()
             if self._readers:

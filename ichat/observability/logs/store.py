@@ -46,7 +46,8 @@ class LogStore:
         self._tee: Tee | None = None
         self._changed = trio.Event()
         self._writers, self._readers = trio.CapacityLimiter(THREADS_MAX), trio.CapacityLimiter(THREADS_MAX)
-        self._is_closing = False
+        self.is_ending = False
+        """Whether all streams end: the gateway stops."""
         self._told_full = False
 
     def __repr__(self) -> str:
@@ -76,7 +77,7 @@ class LogStore:
         """
         worker_log = self._logs.get(worker_id)
         if worker_log is not None:
-            await worker_log.end(waits_for_follower=not self._is_closing)
+            await worker_log.end(waits_for_follower=not self.is_ending)
 
     def finish(self, worker_id: str) -> None:
         """Let followers' streams end, since no other start is expected; a later start is still possible."""
@@ -119,7 +120,7 @@ class LogStore:
             wakeup = Wakeup()
         after = query.after if query.after is not None and query.after >= buffer.start else None
         cursor = LogCursor(buffer, tail=query.tail, after=after, follow=query.follow)
-        return LogStream(cursor, wakeup, is_ending=lambda: self._is_closing)
+        return LogStream(cursor, wakeup, self)
 
     def _find(self, worker_id: str, query: LogQuery) -> tuple[WorkerLog | None, str]:
         """Return the log that has the lines, or None and the file. Raises ApiError 404."""
@@ -141,7 +142,7 @@ class LogStore:
 
     def close_streams(self) -> None:
         """Let all streams end after the lines of this moment: the gateway stops."""
-        self._is_closing = True
+        self.is_ending = True
         for worker_log in self._logs.values():
             worker_log.wakeup.notify()
 

@@ -22,6 +22,8 @@ def registry():
 class Counts:
     """What metrics would count of models."""
 
+    in_flight = 3
+
     def __init__(self):
         self.by_model = {}
 
@@ -36,13 +38,13 @@ class Counts:
             output_tokens=before.output_tokens + tokens[1],
         )
 
-    def __call__(self):
+    def traffic(self):
         return self.by_model.values()
 
 
 def make(registry, counts, seconds=15.0, **more):
     balancer = Balancer(registry.availability, trio.current_time, Routing())
-    return History(HistorySettings(5.0, seconds), registry, balancer, counts, lambda: 3, **more)
+    return History(HistorySettings(5.0, seconds), registry, balancer, counts, **more)
 
 
 def shown(history, workers=None):
