@@ -18,6 +18,7 @@ from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
+from ichat.listeners import Listeners
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth
 
@@ -73,7 +74,7 @@ class HealthChecker:
         self._settings = settings
         self._auth = auth
         self._ask = ask_
-        self._changed = trio.Event()
+        self._reconfigured: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
         return f"<HealthChecker every {self._settings.interval_s:g} s>"
@@ -81,21 +82,21 @@ class HealthChecker:
     def reconfigure(self, config: Config) -> None:
         """Check by another configuration from now on."""
         self._settings = config.health
-        self._changed.set()
+        self._reconfigured()
 
     async def probe_forever(self) -> None:
         """Check all every `interval_s`; with 0 check none, and forget what failed before."""
         last = -math.inf
         while True:
-            changed = self._changed = trio.Event()
-            interval_s = self._settings.interval_s
+            settings, interval_s = self._settings, self._settings.interval_s
             if not interval_s:
                 self._registry.forget_probes()
             elif trio.current_time() >= last + interval_s:
                 last = trio.current_time()
                 await self._probe_all()
             with trio.move_on_at(last + interval_s if interval_s else math.inf):
-                await changed.wait()
+                while self._settings is settings:
+                    await self._reconfigured.wait()
 
     async def _probe_all(self) -> None:
         now = trio.current_time()

@@ -155,9 +155,8 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
     ledger = Ledger(config.usage, UsageStore(state.path), registry.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
-    heartbeats = HeartbeatReceiver(
-        registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
-    )
+    heartbeats = HeartbeatReceiver(registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8))
+    heartbeats.moved.add(log_store.changed)
     supervisor = Supervisor(config, registry, balancer, log_store, state)
     monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
     return Control(parts.auth, registry, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
@@ -181,9 +180,8 @@ def build_data_plane(
         registry=fleet, balancer=balancer, gaps=metrics.gaps, pool=pool,
         shadows=Shadows(balancer, pool, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip
-    prefix_reports = PrefixReportReceiver(
-        control.heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted
-    )
+    prefix_reports = PrefixReportReceiver(control.heartbeats, registry, balancer.prefixes)
+    prefix_reports.evicted.add(metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),

@@ -39,7 +39,7 @@ class Site:
         self.registry = Registry({}, trio.current_time, 8)
         self.registry.reconfigure(Config(limits=limits))
         self.auth = Auth(Security(worker_networks=["10.0.0.0/8", "fd00::/8"]))
-        self.receiver = HeartbeatReceiver(self.registry, self.auth, limits, gateway_id="g", moved=lambda: None)
+        self.receiver = HeartbeatReceiver(self.registry, self.auth, limits, gateway_id="g")
 
     async def send(self, address="10.0.0.1", **more):
         """Return the status of a heartbeat, or the limit that refuses it."""

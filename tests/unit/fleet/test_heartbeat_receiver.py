@@ -36,9 +36,9 @@ class Site:
         self.auth = Auth(Security(worker_networks=list(networks)))
         self.moved = 0
         self.receiver = HeartbeatReceiver(
-            self.registry, self.auth, Limits(heartbeats_per_second_max=per_second_max),
-            gateway_id="g", moved=self._move,
-        )  # fmt: skip
+            self.registry, self.auth, Limits(heartbeats_per_second_max=per_second_max), gateway_id="g"
+        )
+        self.receiver.moved.add(self._move)
 
     def _move(self):
         self.moved += 1

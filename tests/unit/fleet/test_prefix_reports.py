@@ -35,10 +35,9 @@ class Site:
         self.index = PrefixIndex(trio.current_time, Routing())
         self.auth = Auth(Security())
         self.evicted = []
-        self._heartbeats = HeartbeatReceiver(self.registry, self.auth, Limits(), gateway_id="g", moved=lambda: None)
-        self._receiver = PrefixReportReceiver(
-            self._heartbeats, self.registry, self.index, evicted=lambda *more: self.evicted.append(more)
-        )
+        self._heartbeats = HeartbeatReceiver(self.registry, self.auth, Limits(), gateway_id="g")
+        self._receiver = PrefixReportReceiver(self._heartbeats, self.registry, self.index)
+        self._receiver.evicted.add(lambda *more: self.evicted.append(more))
 
     async def beat(self, sender=None, **more):
         known = {"worker_id": "w", "model_name": "m", "host": HERE, "port": 9, "start_id": "1"} | more
