@@ -1,19 +1,18 @@
 """Health checks of workers that were started elsewhere, and of external routes (`[health]`).
 
 Workers are asked for `[health] path`, external routes for their `health_path` if they have one. Only the status of the
-response counts; `registry.py` decides what follows from it. A worker of iChat's own reports its state in its
+response counts; `probes.py` decides what follows from it. A worker of iChat's own reports its state in its
 heartbeats. It is asked only if no request has shown for a while that it can be reached, and any response shows that.
 """
 
-import heapq
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, Health
-from ichat.fleet.registry import Registry
+from ichat.fleet.probes import Probes
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.http.heads import Headers
@@ -22,8 +21,6 @@ from ichat.listeners import Listeners
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth
 
-OWN_AT_ONCE_MAX = 100
-"""At most this many of iChat's own workers are asked in a round: those that fail, then the longest not seen."""
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
 
@@ -50,27 +47,12 @@ def read_status(target: str, status: int) -> ProbeResult:
     return ProbeResult() if 400 <= status < 500 else ProbeResult(why=f"{target} is answered with {status}")
 
 
-def unseen(registry: Registry, since: float) -> list[tuple[Endpoint, WorkerRecord | None]]:
-    """Return iChat's own workers from elsewhere that should be ready and that have an endpoint not seen since then."""
-
-    def found() -> Iterator[tuple[Endpoint, WorkerRecord]]:
-        for worker in registry:
-            endpoint = registry.endpoint_of(worker)
-            if worker.managed or worker.is_foreign or worker.is_down or worker.is_stale or endpoint is None:
-                continue
-            says_ready = worker.heartbeat is not None and worker.heartbeat.state == "ready"
-            if says_ready and endpoint.seen_at <= since:
-                yield endpoint, worker
-
-    return [*heapq.nsmallest(OWN_AT_ONCE_MAX, found(), key=lambda one: (not one[0].probe_failures, one[0].seen_at))]
-
-
 class HealthChecker:
     """Checks the workers and routes, in rounds."""
 
-    def __init__(self, registry: Registry, settings: Health, auth: Auth, ask_: Ask = ask) -> None:
+    def __init__(self, probes: Probes, settings: Health, auth: Auth, ask_: Ask = ask) -> None:
         """`auth` has the proof to workers that their gateway asks."""
-        self._registry = registry
+        self._probes = probes
         self._settings = settings
         self._auth = auth
         self._ask = ask_
@@ -90,7 +72,7 @@ class HealthChecker:
         while True:
             settings, interval_s = self._settings, self._settings.interval_s
             if not interval_s:
-                self._registry.forget_probes()
+                self._probes.forget()
             elif trio.current_time() >= last + interval_s:
                 last = trio.current_time()
                 await self._probe_all()
@@ -100,10 +82,10 @@ class HealthChecker:
 
     async def _probe_all(self) -> None:
         now = trio.current_time()
-        own = unseen(self._registry, now - self._settings.interval_s)
+        own = self._probes.unseen(now - self._settings.interval_s)
         for endpoint, _ in own:
             endpoint.see(now)
-        await client.ask_each([*self._registry.to_probe(), *own], self._probe)
+        await client.ask_each([*self._probes.to_probe(), *own], self._probe)
 
     async def _probe(self, asked: tuple[Endpoint, WorkerRecord | None]) -> None:
         endpoint, worker = asked
@@ -121,6 +103,6 @@ class HealthChecker:
             except (OSError, ValueError):
                 finding = ProbeResult(why="it cannot be reached")
         if endpoint.upstream is upstream:  # it may have joined again, elsewhere
-            self._registry.probed(
+            self._probes.record(
                 endpoint, worker, finding.why, is_well=finding.is_well, failures_max=settings.failures_max
             )

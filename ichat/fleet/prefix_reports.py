@@ -10,7 +10,7 @@ import trio
 
 from ichat import errors
 from ichat.fleet.heartbeats import HeartbeatReceiver
-from ichat.fleet.registry import Registry
+from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
 from ichat.protocol.prefixes import REPORTED_MAX, parse_report
 from ichat.routing.endpoint import Endpoint
@@ -28,10 +28,10 @@ _ANSWER = b'{"status": "ok"}'
 class PrefixReportReceiver:
     """Checks reports, and applies them to the index."""
 
-    def __init__(self, heartbeats: HeartbeatReceiver, registry: Registry, index: PrefixIndex) -> None:
+    def __init__(self, heartbeats: HeartbeatReceiver, table: WorkerTable, index: PrefixIndex) -> None:
         """`heartbeats` knows which caller may speak for which worker."""
         self._heartbeats = heartbeats
-        self._registry = registry
+        self._table = table
         self._index = index
         self.evicted: Listeners[[str, int]] = Listeners()
         """Called with a model and the number of its prefixes that were believed to be cached, and are not."""
@@ -49,7 +49,7 @@ class PrefixReportReceiver:
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         report = parse_report(sent)
         worker = await self._heartbeats.check_sender(report.worker_id, report.start_id, caller)
-        endpoint = self._registry.endpoint_of(worker)
+        endpoint = self._table.endpoint_of(worker)
         if endpoint is None:
             raise errors.start_not_found(report.worker_id)
         if report.cleared:

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.observability.counts import LoadCounts
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
@@ -81,7 +81,8 @@ async def heartbeat(connect, port, worker_port, **more):
 
 
 def known(*names, clock=trio.current_time, machine=None, loads=None, **more):
-    """Make a registry that has these models, and metrics of it, a report on the machine, and the counts of loads."""
-    registry = Registry(dict.fromkeys(names, ()), clock, 10)
-    balancer = Balancer(registry.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    return registry, Metrics(registry, balancer, SimpleNamespace(report=machine), loads or LoadCounts(), **more)
+    """Make a fleet that has these models, and metrics of it, a report on the machine, and the counts of loads."""
+    fleet = Fleet(dict.fromkeys(names, ()), clock, 10)
+    balancer = Balancer(fleet.directory.availability, clock, Routing(policy="least_loaded", queue_max=1))
+    monitor, loads = SimpleNamespace(report=machine), loads or LoadCounts()
+    return fleet, Metrics(fleet.table, fleet.directory, balancer, monitor, loads, **more)
