@@ -303,6 +303,28 @@ def writes_of(tree):
                     yield ast.unparse(one.value), one.attr
 
 
+@every_source
+def test_a_changing_value_is_read_from_its_owner(source):
+    """A constructor gets the object that has the value, not a function that reads it, such as `lambda: auth.proof`."""
+    for node in ast.walk(tree_of(source)):
+        if isinstance(node, ast.Lambda) and not node.args.args:
+            assert not isinstance(node.body, ast.Attribute), f"line {node.lineno}: {ast.unparse(node)}"
+
+
+REPLACE_EVENTS = {"ichat.listeners"}
+"""The modules that may replace an event by a new event: all others wait by this."""
+
+
+@every_source
+def test_an_event_is_set_once(source):
+    """A `trio.Event` is for something that happens once; for changes, a task waits by `Listeners.wait`."""
+    if module_of(source) in REPLACE_EVENTS:
+        return
+    for node in ast.walk(ast.Module([one for one in functions_of(tree_of(source)) if one.name != "__init__"], [])):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and "trio.Event()" in ast.unparse(node):
+            assert not list(writes_of(ast.Module([node], []))), f"line {node.lineno}"
+
+
 WRITERS = {
     **dict.fromkeys(("endpoint", "route", "holder"), ("routing.endpoint",)),
     "circuit": ("routing.circuit_breaker",),

@@ -43,7 +43,6 @@ from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
 from ichat.protocol.model_entry import ModelEntry, entry_of
 from ichat.routing.prefix_chain import PROMPTS
-from ichat.routing.prompt_lengths import PromptLengths
 from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.supervisor import Supervisor
 
@@ -223,7 +222,7 @@ def _entry(overview: Overview, name: str, model: ModelCard, owner: str) -> dict[
 @operations.add("GET /v1/models", tag="models", response="Models")
 async def get_models(overview: Overview) -> Response:
     """Return the models that can be asked for now."""
-    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
+    directory, allowed, aliases = overview.directory, _allowed(), overview.context.aliases
     if allowed is not None:
         entry_of = partial(listed_model, directory=directory, aliases=aliases)
         return long_response(_list_parts(overview, sorted(allowed), entry_of))
@@ -248,7 +247,7 @@ def _list_parts(overview: Overview, names: Iterable[str], find: Callable[[str], 
 )
 async def get_model(name: str, overview: Overview) -> object:
     """Return a model that can be asked for now."""
-    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
+    directory, allowed, aliases = overview.directory, _allowed(), overview.context.aliases
     is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, directory.has)))
     found = listed_model(name, directory, aliases) if is_allowed else None
     if found is None:
@@ -266,15 +265,14 @@ async def get_model(name: str, overview: Overview) -> object:
     ],
     failures={status: MODEL_FAILURES[status] for status in ("400", "404")},
 )
-async def explain_route(
-    overview: Overview, reloader: Reloader, lengths: PromptLengths, supervisor: Supervisor
-) -> Response:
+async def explain_route(overview: Overview, reloader: Reloader, supervisor: Supervisor) -> Response:
     """Return where a request would go now, and why; nothing is sent, and nothing changes."""
     question = await read_question(cast("bytes", await request.get_data()), request.args)
-    balancer, settings = overview.balancer, reloader.config.routing
+    context = overview.context
     view = await explain_request(
-        overview.directory, overview.table, balancer, overview.aliases(), question, settings=settings, lengths=lengths
-    )
+        overview.directory, overview.table, context.balancer, context.aliases, question,
+        settings=reloader.config.routing, lengths=context.prompt_lengths,
+    )  # fmt: skip
     view = attrs.evolve(view, load=supervisor.loader.preview(view.model))
     return long_response(with_long_list(view, "candidates", view.candidates))
 

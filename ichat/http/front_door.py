@@ -27,6 +27,7 @@ from ichat.http.request import Request
 from ichat.http.request_ids import REQUEST_ID, RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
+from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class FrontDoor(Generic[Caller]):
     _accepting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _drained: trio.Event = attrs.field(factory=trio.Event)
     _drain_wait: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _one_left: trio.Event = attrs.field(factory=trio.Event)
+    _one_left: Listeners[[]] = attrs.field(factory=Listeners[[]])
     clients: set[Client] = attrs.field(factory=set["Client"])
     ids: RequestIds = attrs.field(factory=RequestIds)
 
@@ -128,7 +129,6 @@ class FrontDoor(Generic[Caller]):
         """Wait for the end of exempt exchanges too, at most `wait_s`."""
         with trio.move_on_after(wait_s):
             while self.clients:
-                self._one_left = trio.Event()
                 await self._one_left.wait()
 
     def hurry(self) -> None:
@@ -258,7 +258,7 @@ class FrontDoor(Generic[Caller]):
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
         del client.reader  # it refers to the client, and the garbage collector must have nothing to do
-        self._one_left.set()
+        self._one_left()
         self.check_drained()
 
     def _uncount(self, peer: str) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 import trio
 
 from ichat.http import trio_wait
+from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Hub:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
-        self._has_timed = trio.Event()
+        self._timed_again: Listeners[[]] = Listeners()
+        """Called when there is an entry with a deadline, after there was none."""
         self._in_task = False
         self._clock = trio.current_time
         self.now = 0.0
@@ -85,7 +87,7 @@ class Hub:
     def time(self, timed: Timed) -> None:
         """Start comparing this deadline with the clock."""
         if not self._timed:
-            self._has_timed.set()
+            self._timed_again()
         self._timed.add(timed)
 
     def untime(self, timed: Timed) -> None:
@@ -127,9 +129,8 @@ class Hub:
 
     async def _sweep_forever(self) -> None:
         while True:
-            if not self._timed:
-                self._has_timed = trio.Event()
-                await self._has_timed.wait()
+            while not self._timed:
+                await self._timed_again.wait()
             await trio.sleep(SWEEP_S)
             now = self.update_clock()
             for timed in [timed for timed in self._timed if timed.deadline < now]:

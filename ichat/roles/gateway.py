@@ -141,7 +141,7 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(control.ledger.run)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
-    nursery.start_soon(reap_forever, lambda: supervisor.pids)
+    nursery.start_soon(reap_forever, supervisor)
     nursery.start_soon(data.metrics.watch_loop_forever)
     nursery.start_soon(components.checker.probe_forever)
     nursery.start_soon(control.monitor.watch_forever, LOOK_S)

@@ -39,12 +39,12 @@ from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
@@ -154,11 +154,11 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
     ledger = Ledger(config.usage, UsageStore(state.path), fleet.directory.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
-    heartbeats = HeartbeatReceiver(
-        fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
-    )
+    gateway_id = secrets.token_hex(8)
+    heartbeats = HeartbeatReceiver(fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=gateway_id)
+    heartbeats.moved.add(log_store.changed)
     supervisor = Supervisor(config, fleet, balancer, log_store, state)
-    monitor = MachineMonitor(lambda: supervisor.pids, gpus=supervisor.gpus)
+    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
     return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
 
 
@@ -172,25 +172,22 @@ def build_data_plane(
     auth, fleet, balancer, timeouts = control.auth, control.fleet, control.balancer, config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
-    metrics = Metrics(
-        fleet.table, fleet.directory, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts
-    )
+    metrics = Metrics(fleet.table, fleet.directory, balancer, control.monitor, control.supervisor.loader.counts)
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     context = GatewayContext(
         config, auth, control.quotas,
         directory=fleet.directory, table=fleet.table, balancer=balancer, gaps=metrics.gaps, pool=pool,
         shadows=Shadows(balancer, pool, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip
-    prefix_reports = PrefixReportReceiver(
-        control.heartbeats, fleet.table, balancer.prefixes, evicted=metrics.prefixes_evicted
-    )
+    prefix_reports = PrefixReportReceiver(control.heartbeats, fleet.table, balancer.prefixes)
+    prefix_reports.evicted.add(metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings, document), config=config,
+        control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, tls, handler.refused,
-        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in auth.proxies,
+        more_headers=handler.more_headers, is_proxy=auth.is_proxy,
     )  # fmt: skip
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door)
 
@@ -204,12 +201,9 @@ def _build_operation(
 
     auth, fleet, balancer, ledger = control.auth, control.fleet, control.balancer, control.ledger
     context, metrics = data.context, data.metrics
-    checker = HealthChecker(fleet.probes, config.health, lambda: auth.proof)
-    scraper = Scraper(fleet.table, config.limits.scraped_workers_max, lambda: auth.proof)
-    history = History(
-        config.history, fleet.table, fleet.directory, balancer,
-        traffic=metrics.traffic, in_flight=lambda: metrics.in_flight,
-    )  # fmt: skip
+    checker = HealthChecker(fleet.probes, config.health, auth)
+    scraper = Scraper(fleet.table, config.limits.scraped_workers_max, auth)
+    history = History(config.history, fleet.table, fleet.directory, balancer, traffic=metrics)
     in_force = ConfigInForce(config)
     put_in_force = functools.partial(
         put_keys_in_force, auth=auth, quotas=control.quotas, metrics=metrics, in_force=in_force
@@ -228,18 +222,18 @@ def _build_operation(
     )
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
     overview = Overview(
-        fleet.table, fleet.directory, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
+        fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
     )  # fmt: skip
-    events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
+    events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
     reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((ledger.families, lambda: reloader.state.families()))  # noqa: PLW0108 the state is replaced
+    metrics.others.extend((ledger.families, reloader.families))
     shown = [
         fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,
+        control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(

@@ -150,7 +150,7 @@ async def run(
             host=options.advertise_host or options.host,
             now=worker.heartbeat,
             lost=thread.fail,
-            accepted=lambda heartbeat: worker.late_usages.forget(heartbeat.late_usage),
+            accepted=worker.late_usages.forget,
             orphan_after_s=options.orphan_after_s or math.inf,
         )
         await _join(sender, options.gateway_address, token)

@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import httpx
 import trio
 
 from ichat.engines.held_prefixes import CacheChanges, HeldPrefixes
+from ichat.protocol.messages import Heartbeat
 from ichat.protocol.usage import LATE_MAX, LateUsage, Usage
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
@@ -49,10 +50,10 @@ class LateUsages:
         with self._lock:
             return list(self._waiting.values())[:LATE_MAX]
 
-    def forget(self, accepted: Iterable[LateUsage]) -> bool:
-        """Forget the usages that the gateway has accepted; return whether there are more."""
+    def forget(self, accepted: Heartbeat) -> bool:
+        """Forget the usages in a heartbeat that the gateway has accepted; return whether there are more."""
         with self._lock:
-            for one in accepted:
+            for one in accepted.late_usage:
                 self._waiting.pop(one.ticket, None)
             return bool(self._waiting)
 

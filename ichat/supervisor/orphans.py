@@ -9,11 +9,11 @@ import os
 import pathlib
 import select
 import signal
-from collections.abc import Callable, Collection
 
 import psutil
 import trio
 
+from ichat.hardware.machines import KnowsPids
 from ichat.supervisor.processes import is_alive
 
 WORKER_TAG_VAR = "ICHAT_WORKER"
@@ -29,8 +29,8 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-async def reap_forever(known: Callable[[], Collection[int]]) -> None:
-    """Reap the children that have ended, except the `known` pids, which other code waits for.
+async def reap_forever(workers: KnowsPids) -> None:
+    """Reap the children that have ended, except the workers' first processes, which other code waits for.
 
     Children are checked at intervals, since a handler of SIGCHLD belongs to the code that started them.
     """
@@ -39,7 +39,7 @@ async def reap_forever(known: Callable[[], Collection[int]]) -> None:
         await trio.sleep(REAP_S)
         zombies = set[int]()
         if _has_zombie():
-            zombies = {pid for pid in await trio.to_thread.run_sync(_zombies) if pid not in known()}
+            zombies = {pid for pid in await trio.to_thread.run_sync(_zombies) if pid not in workers.pids}
         for pid in seen & zombies:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222

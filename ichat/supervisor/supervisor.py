@@ -20,6 +20,7 @@ from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
+from ichat.listeners import Listeners
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
@@ -64,10 +65,11 @@ class Supervisor:
         self._registry = fleet.registry
         self._table = fleet.table
         self._load_times = fleet.managed.times
-        self._changed = trio.Event()
-        """Set when there is something to save."""
-        self._urgent = trio.Event()
-        """Set when that must be saved at once."""
+        self._changed: Listeners[[]] = Listeners()
+        """Called when there may be something to save."""
+        self._urgent: Listeners[[]] = Listeners()
+        """Called when that must be saved at once."""
+        self._is_urgent = False
         self._written_version = -1
         self._is_failing = False
         self._is_stopping = False
@@ -124,7 +126,7 @@ class Supervisor:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._context.config, self.changes(self._context.config))
-            self._table.changed.add(self._on_worker_change)
+            self._table.changed.add(self._changed)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
@@ -294,12 +296,9 @@ class Supervisor:
         return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def _remember_soon(self) -> None:
-        self._changed.set()
-        self._urgent.set()
-
-    def _on_worker_change(self) -> None:
-        if self._table.version != self._written_version:
-            self._changed.set()
+        self._is_urgent = True
+        self._changed()
+        self._urgent()
 
     async def _remember_forever(self) -> None:
         """Save changes: at once for managed workers, at most every `remember_s` for others.
@@ -307,18 +306,20 @@ class Supervisor:
         Thousands are saved less often, since saving them needs time.
         """
         while True:
-            await self._changed.wait()
+            while not self._is_urgent and self._table.version == self._written_version:
+                await self._changed.wait()
             began_at = time.perf_counter()
             await self._remember()
             took_s = time.perf_counter() - began_at
             with trio.move_on_after(max(self._remember_s, took_s / REMEMBER_SHARE)):
                 if self._is_failing:
                     await trio.sleep_forever()
-                await self._urgent.wait()
+                while not self._is_urgent:
+                    await self._urgent.wait()
 
     async def _remember(self) -> None:
         """Save the state for the next gateway."""
-        self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._table.version
+        self._is_urgent, self._written_version = False, self._table.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
         started, (load_seconds, load_phases) = (
             [one.saved() for one in self._workers.values()],

@@ -643,7 +643,7 @@ def test_a_worker_answers_its_token_or_else_its_own_machine():
     engine = types.SimpleNamespace(adapter=types.SimpleNamespace(late_usage=Listeners()))
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
-        worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None), 1, token=token)
+        worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None, run_in_trio=print), 1, token=token)
         try:
             worker.authenticate(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:

@@ -151,9 +151,9 @@ def test_the_worker_keeps_it_until_the_gateway_has_it(monkeypatch):
     assert len(changes) == LATE_MAX + 3
     some = kept.some()
     assert [one.ticket for one in some] == [f"{number:032x}" for number in range(1, LATE_MAX + 1)]
-    assert kept.forget(some)
+    assert kept.forget(Heartbeat("w", "m", "h", 1, late_usage=some))
     assert kept.some() == [LateUsage(f"{number:032x}", 1, 2, 0) for number in (LATE_MAX + 1, LATE_MAX + 2)]
-    assert not kept.forget(kept.some())
+    assert not kept.forget(Heartbeat("w", "m", "h", 1, late_usage=kept.some()))
     assert usage_wanted("ab")[1] == b"ab"
 
 

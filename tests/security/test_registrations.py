@@ -39,9 +39,8 @@ class Site:
         self.fleet = Fleet({}, trio.current_time, 8)
         self.fleet.reconfigure(Config(limits=limits))
         self.auth = Auth(Security(worker_networks=["10.0.0.0/8", "fd00::/8"]))
-        self.receiver = HeartbeatReceiver(
-            self.fleet.registry, self.fleet.table, self.auth, limits, gateway_id="g", moved=lambda: None
-        )
+        fleet = self.fleet
+        self.receiver = HeartbeatReceiver(fleet.registry, fleet.table, self.auth, limits, gateway_id="g")
 
     async def send(self, address="10.0.0.1", **more):
         """Return the status of a heartbeat, or the limit that refuses it."""

@@ -39,9 +39,9 @@ class _Refused(Exception):
 class Memory:
     """The memory that SGLang has released. Calls of `admit` never overlap, all else runs on the engine's loop."""
 
-    def __init__(self, model: Callable[[], str], idle_s: float = IDLE_S) -> None:
-        """`model` returns the model's name."""
-        self._model = model
+    def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]], idle_s: float = IDLE_S) -> None:
+        """`names` returns the model's names, SGLang's own first, and others."""
+        self._names = names
         self._idle_s = idle_s
         self.released: set[str] = set()
         """The tags of the released memory."""
@@ -64,7 +64,7 @@ class Memory:
         elif (self.released or self._release is not None) and _is_work(request):
             if self.released or self._release in under_way:
                 why = "SGLang has let go of its memory, until POST /resume_memory_occupation"
-                raise model_not_ready(self._model(), why, RETRY_AFTER_S)
+                raise model_not_ready(self._names()[0][0], why, RETRY_AFTER_S)
             self._release = None
 
     def watch(self, manager: Any) -> None:

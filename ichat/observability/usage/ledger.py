@@ -16,6 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
+from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import family
 from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
@@ -92,8 +93,8 @@ class Ledger:
         """Held by a reader, so that a write waits for a single reader at most."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
-        self._wakes = trio.Event()
-        """Set where there is something to write."""
+        self._woken: Listeners[[]] = Listeners()
+        """Called when there may be something to do."""
         self._rows: dict[Series, Sums] = {}
         """Counted since the last write."""
         self._waiting: MinuteRows = {}
@@ -142,8 +143,8 @@ class Ledger:
         if self.rows_pending >= self._settings.pending_rows_max:
             self.rows_lost += 1
             return no_sums()
-        self._wakes.set()
         sums = self._rows[series] = no_sums()
+        self._woken()
         return sums
 
     def reconfigure(self, config: Config) -> None:
@@ -153,7 +154,7 @@ class Ledger:
 
     def wake(self) -> None:
         """Look soon whether the limits need the earlier usage."""
-        self._wakes.set()
+        self._woken()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass the earlier usage to the limits, then write the counts, until cancelled and once more."""
@@ -167,13 +168,12 @@ class Ledger:
         task_status.started()
         try:
             while True:
-                if self.storage == OK and not self.rows_pending:
-                    await self._wakes.wait()
+                while self.storage == OK and not self.rows_pending and not self._may_tell_limits():
+                    await self._woken.wait()
                 await trio.sleep(self._settings.flush_s)
-                self._wakes = trio.Event()
                 async with self._lock:
                     await self._flush()
-                if self._quotas.needs_sums and self.storage == OK and trio.current_time() >= self._limits_at:
+                if self._may_tell_limits():
                     await self._tell_limits()
                 await self._tidy()
         finally:
@@ -215,6 +215,10 @@ class Ledger:
         for part in (rows.items(), self._waiting.items(), unwritten):
             wanted = {at: sums for at, sums in part if question.wants(at[0], at[1][0], at[1][1])}
             group_rows(wanted, question.span, question.names, groups)
+
+    def _may_tell_limits(self) -> bool:
+        """Return whether the limits need the earlier usage, and it may be read."""
+        return self._quotas.needs_sums and self.storage == OK and trio.current_time() >= self._limits_at
 
     async def _tell_limits(self) -> None:
         """Set the usage of this month if there are limits for a day or a month."""
