@@ -77,7 +77,7 @@ def _roots():
 
 
 def _can_unpack(root):
-    """Return whether the archive can be unpacked under a directory, which is made if missing, or has been already.
+    """Return whether the archive can be unpacked under a directory, or has been already. A missing directory is made.
 
     If others can write beside it, it must be this user's alone.
     """

@@ -21,11 +21,11 @@ MORE = "… "
 RATED_TOKENS_MIN, RATED_S_MIN = 20, 0.1
 """Tokens per second are shown from this many tokens and seconds on: for less they mean nothing."""
 HELP = (
-    "/clear          forget what was said",
-    "/model [NAME]   say which model answers, or have another one go on",
+    "/clear          forget the conversation",
+    "/model [NAME]   show the model that answers, or have another model go on",
     "/system [TEXT]  show the system prompt, or set another",
     "/bye, /exit     end, as Ctrl-D does",
-    "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next one",
+    "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next line",
 )
 COMMANDS = ("/help", "/clear", "/model", "/system", "/bye", "/exit", "/quit")
 
@@ -33,7 +33,7 @@ COMMANDS = ("/help", "/clear", "/model", "/system", "/bye", "/exit", "/quit")
 def add_chat_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `chat`."""
     usage.add_argument(
-        "model", metavar="MODEL", nargs="?", help="its name, as `models` has it; left out: the only one there is"
+        "model", metavar="MODEL", nargs="?", help="its name, as `models` has it; left out: the only model there is"
     )
     add_answer_flags(usage)
 

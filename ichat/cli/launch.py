@@ -49,10 +49,10 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
     add_gpu_flag(usage)
     usage.add_argument("--host", help="where it listens")
-    usage.add_argument("--port", type=int, help="0: any free one")
+    usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
     usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
-    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: give up waiting after so long")
+    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
@@ -258,7 +258,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     _show(screen, answer, is_json=args.json)
     if answer.value.get("in_config"):
         note(
-            "It is in the configuration: the next reload or start of the gateway starts it again. Take it out of the"
+            "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the"
             " file to keep it stopped."
         )
     return 0

@@ -1,4 +1,4 @@
-"""`[[models]]`: names that the configuration maps to models, and when a request goes on to another one."""
+"""`[[models]]`: names that the configuration maps to models, and when a request goes on to another model."""
 
 import json
 import re
@@ -107,7 +107,7 @@ class AliasConfig:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all names that begin and end as this one."""
+        """Whether it stands for all names that begin and end so."""
         return ANY_TEXT in self.name
 
     @property

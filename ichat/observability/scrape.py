@@ -152,10 +152,10 @@ def _families_of(round_: _Round) -> Families:
     failed, left_out = "ichat_worker_scrape_failed", "ichat_workers_not_scraped"
     samples = [f'{failed}{{worker="{escaped(one)}"}} {int(found is None)}' for one, found in round_.found.items()]
     return {
-        failed: _gauge(failed, "1 for a ready worker whose metrics are missing here.", samples),
+        failed: _gauge(failed, "1 for a ready worker without metrics here.", samples),
         left_out: _gauge(
             left_out,
-            "Ready workers whose metrics are missing here, since there are more than limits.scraped_workers_max.",
+            "Ready workers without metrics here, since there are more than limits.scraped_workers_max.",
             [f"{left_out} {round_.left_out}"],
         ),
     }

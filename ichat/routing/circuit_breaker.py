@@ -21,10 +21,10 @@ FAILED_STATUSES = frozenset((500, 502, 503, 504))
 
 @attrs.frozen
 class CircuitView:
-    """Whether a worker gets requests, judged by its last ones (`[circuit_breaker]`)."""
+    """Whether a worker gets requests, judged by its last requests (`[circuit_breaker]`)."""
 
     state: State
-    """`open`: the worker gets no requests, since the last ones failed. `half-open`: the worker gets one as a probe."""
+    """`open`: the worker gets no requests, since the last requests failed. `half-open`: it gets a single request."""
     failures: Count
     """The number of consecutive failed requests."""
     retry_in_s: float | None

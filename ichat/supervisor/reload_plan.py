@@ -65,7 +65,7 @@ class Change:
 
 @frozen
 class ReloadStep:
-    """One line of the plan, for operators."""
+    """A line of the plan, for operators."""
 
     action: Action
     """Workers start, stop and restart; other things are added and removed. `update` changes what runs without a
@@ -73,7 +73,7 @@ class ReloadStep:
     what: str
     """A worker, an external route, or a path in the configuration."""
     why: str
-    """What is different; secrets are masked. Of a restart also whether the model is served all the while."""
+    """The difference; secrets are masked. Of a restart also whether the model is served all the while."""
 
 
 def changes_of_workers(
@@ -196,7 +196,7 @@ def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -
 def _gap(spec: ManagedWorkerConfig, needs: str) -> str:
     if spec.load == "on_demand":
         return "with a gap: it is loaded again once its model is wanted"
-    return f"with a gap: {needs}" if needs else "without a gap: the new one comes up beside it"
+    return f"with a gap: {needs}" if needs else "without a gap: the new process starts beside it"
 
 
 def _what_both_need(spec: ManagedWorkerConfig, other: Running, itself: Running) -> str:

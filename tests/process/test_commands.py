@@ -1343,7 +1343,7 @@ def test_commands_in_a_conversation(console, fake):
     with console("chat", "org/m", "--system", "Be brief.") as screen:
         screen.until(r"(?s)/help lists commands.*> $")
         for typed, shown in {
-            "/help": "forget what was said",
+            "/help": "forget the conversation",
             "exit": "/exit is a command here",
             "/modle": r"There is no /modle \(did you mean /model\?\)",
             "/model othr": r"There is no model othr \(did you mean other\?\)",

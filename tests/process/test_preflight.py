@@ -153,7 +153,7 @@ def test_a_slow_driver_is_left_alone_after_a_while(machine):
     """What was not read in time is not known, and the GPU says so."""
     reader = GpuReader(read_s=0.5)
     machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
-    assert reader.read() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    assert reader.read() == [Gpu(0, failure="the driver has not answered everything within 0.5 s")]
     machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
     assert reader.read() is None
 
@@ -548,4 +548,4 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     facts = await collect_facts(worker_with(port=0), sys.executable, {}, within_s=3.0)
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
-    assert "took longer than 3 s" in caplog.text
+    assert "needed more than 3 s" in caplog.text

@@ -36,6 +36,14 @@ HABITS = {
 }
 """Patterns of sentences that CONTRIBUTING.md asks to avoid. Some matches are plain English: the number counts."""
 
+_SENTENCE = re.compile(r"\w+[,:;]? +\w+[,:;]? +\w+")
+"""At least three words: other texts are names, paths and keys."""
+_SCRIPT_CODE = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
+_SCRIPT_TEXTS = re.compile(r"""/\*(.*?)\*/|(?<![:"'])//([^\n]*)|"([^"\n]*)"|'([^'\n]*)'|`([^`]*)`""", re.DOTALL)
+_CARD = re.compile(r"<!-- habits -->.*?<!-- /habits -->", re.DOTALL)
+_BLOCKS = re.compile(r"^```.*?^```$|(?<=\n\n) {4}[^\n]*\n(?:(?: {4}[^\n]*)?\n)*", re.MULTILINE | re.DOTALL)
+_SPANS = re.compile(r"`[^`]*`|\]\([^)]*\)")
+
 
 def sources(root: pathlib.Path) -> dict[pathlib.Path, str]:
     """Return the text of each module of iChat, by its path below `root`."""
@@ -67,6 +75,58 @@ def _prose_of(text: str, tree: ast.AST) -> list[str]:
     ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return prose + [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _messages_of(tree: ast.AST) -> list[str]:
+    """Return the sentences of a module's string literals: log lines, help texts, errors and answers."""
+    described = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in described)
+    return [node.value for node in found if isinstance(node.value, str) and _SENTENCE.search(node.value)]
+
+
+def _prose_of_toml(text: str) -> list[str]:
+    """Return the comments and the sentences of a TOML file."""
+    return [line for line in text.splitlines() if _SENTENCE.search(line)]
+
+
+def _prose_of_script(text: str) -> list[str]:
+    """Return the comments and the sentences of a script's texts, without the code in templates."""
+    plain = _SCRIPT_CODE.sub(" ", text)
+    found = ("".join(parts) for parts in _SCRIPT_TEXTS.findall(plain))
+    return [part for part in found if _SENTENCE.search(part)]
+
+
+def _prose_of_markdown(text: str) -> list[str]:
+    """Return the prose of a document, without code, targets of links, and the card of habits itself."""
+    for pattern in (_CARD, _BLOCKS, _SPANS):
+        text = pattern.sub(" ", text)
+    return [text]
+
+
+def _others(root: pathlib.Path) -> dict[str, collections.Counter[str]]:
+    """Return the habits in files that are no modules, by the kind of file."""
+    kinds = {
+        "habits_in_settings": (["ichat.toml.example", "ichat/**/*.toml"], _prose_of_toml),
+        "habits_in_console": (["ichat/console/**/*.js"], _prose_of_script),
+        "habits_in_documents": (
+            ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md"],
+            _prose_of_markdown,
+        ),
+    }
+    found = {
+        kind: habits_in([
+            part
+            for pattern in patterns
+            for path in sorted(root.glob(pattern))
+            if "vendor" not in path.parts
+            for part in prose_of(path.read_text(encoding="utf-8"))
+        ])
+        for kind, (patterns, prose_of) in kinds.items()
+    }  # fmt: skip
+    del found["habits_in_documents"]["one for the noun"]  # there it is a number
+    return found
 
 
 def habits_in(texts: list[str]) -> collections.Counter[str]:
@@ -108,6 +168,8 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
         "large_chains": collections.Counter(large_chains),
         "classes_of_many_methods": _over(METHODS_MAX, methods),
         "habits": habits_in(prose),
+        "habits_in_messages": habits_in([part for tree in trees.values() for part in _messages_of(tree)]),
+        **_others(root),
     }
 
 
@@ -136,7 +198,9 @@ def _over(most: int, sizes: dict[str, int]) -> collections.Counter[str]:
 
 def totals(found: dict[str, collections.Counter[str]]) -> dict[str, int]:
     """Return the figures: lines and habits are sums, the others numbers of things."""
-    return {name: things.total() if name in ("lines", "habits") else len(things) for name, things in found.items()}
+    return {
+        name: things.total() if name.startswith(("lines", "habits")) else len(things) for name, things in found.items()
+    }
 
 
 def main() -> None:

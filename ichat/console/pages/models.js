@@ -1,4 +1,4 @@
-// Models & names: what can be asked for, who answers, and where a request would go now.
+// Models & names: the models that clients can use, their workers, and where a request would go now.
 
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";
@@ -132,7 +132,7 @@ function ModelList({ models, ask }) {
 }
 
 /**
- * A text that may be long, or a dash: it takes no room from the other columns.
+ * A text that may be long, or a dash: the other columns keep their room.
  *
  * @param {string | null | undefined | false} text
  */

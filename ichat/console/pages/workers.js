@@ -1,4 +1,4 @@
-// Workers: all of them, and one in detail (worker.js).
+// Workers: the list, and a single worker in detail (worker.js).
 
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
@@ -19,7 +19,7 @@ const GROUPS = [
 ];
 
 /**
- * The list, or one worker where the address names one.
+ * The list, or a single worker if the address names it.
  *
  * @param {{ params: Route }} props
  */

@@ -151,7 +151,7 @@ def test_a_cold_worker_takes_its_change_with_its_next_load():
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        ({"gpu_ids": []}, {"gpu_ids": [], "env": {"A": "1"}}, "without a gap: the new one comes up beside it"),
+        ({"gpu_ids": []}, {"gpu_ids": [], "env": {"A": "1"}}, "without a gap: the new process starts beside it"),
         ({"gpu_ids": [0, 1]}, {"gpu_ids": [1, 2]}, "with a gap: both need GPU 1"),
         ({"gpu_ids": [0], "port": 9}, {"gpu_ids": [1], "port": 9}, "with a gap: both need port 9"),
         ({}, {"env": {"A": "1"}}, "with a gap: without gpu_ids each may use every GPU"),
@@ -170,7 +170,7 @@ def test_another_worker_may_be_in_the_way_of_a_restart():
     first, second = plan(old, [spec(gpu_ids=[1]), spec("b", gpu_ids=[2])])
     assert (first.gap, second.gap) == (
         "with a gap: worker w1 still has GPU 1",
-        "without a gap: the new one comes up beside it",
+        "without a gap: the new process starts beside it",
     )
     [change] = changes_of_workers([Running("w0", old[0], False, False, is_down=True)], [spec(gpu_ids=[3])], {}, {})
     assert (change.action, change.gap) == ("restart", "")

@@ -1,4 +1,4 @@
-// One side of the chat: what was said, by whom, and what can be done with it.
+// A side of the chat: its messages, and the actions on them.
 
 import { Markdown } from "../../markdown.js";
 import { Button, Field, html, useState } from "../../ui.js";

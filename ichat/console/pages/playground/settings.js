@@ -38,7 +38,7 @@ function wrongTools(text) {
 }
 
 /**
- * The form. `of`: what the parameters are for: "chat" | "completion".
+ * The form. `of`: the kind of request: "chat" | "completion".
  *
  * @param {{ settings: Values, onChange: (settings: Values) => void, of?: "chat" | "completion" }} props
  */
