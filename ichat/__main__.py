@@ -280,7 +280,7 @@ def _engine_first() -> None:
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with"
-                " the interpreter of an engine's own environment (`./build engine NAME` makes one).",
+                " the interpreter of an engine's own environment (`./build engine NAME` makes it).",
             )
 
 

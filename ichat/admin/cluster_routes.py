@@ -35,12 +35,12 @@ from ichat.supervisor.supervisor import Supervisor
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 _WRONG = "A parameter is wrong."
 _EVENTS = f"""\
-Server-sent events. The first is `state`, an EventState, which comes again where a client is too slow. Then come \
-changes: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
+Server-sent events. The first is `state`, an EventState, which is sent again to a slow client. Changes \
+follow: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
 `machines`, with the lists `models` and `machines` of those that have changed, and `gone`; `sample`, the newest values \
 of the history with `usage_storage`; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
-`config`, a ConfigState, where the configuration file is changed, refused or taken; `keys`, where keys have changed. \
-A comment comes when nothing else has for {KEEP_ALIVE_S:g} s. \
+`config`, a ConfigState, at each change of the configuration file or its state; `keys`, at changes of keys. \
+A comment is sent after each {KEEP_ALIVE_S:g} s without an event. \
 The stream ends with the gateway."""
 _VALUES: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
 

@@ -1,7 +1,7 @@
 """The event stream: the gateway's state as a whole, then its changes, for each follower.
 
-One task makes the bytes, once for all followers. It runs only while there are followers, and compares the state with
-the state before: no request waits for it.
+A single task makes the bytes, once for all followers. It runs only while there are followers, and compares the state
+with the state before: no request waits for it.
 """
 
 import time

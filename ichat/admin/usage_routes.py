@@ -119,7 +119,7 @@ async def _report(question: UsageQuestion, ledger: Ledger, reloader: Reloader) -
         groups, storage = await ledger.read(question)
     except TooManyGroups:
         raise bad_request(
-            f"This answer would have more than {GROUPS_MAX} rows, or take too long: ask for a shorter time, or for"
+            f"This answer would have more than {GROUPS_MAX} rows, or is too slow: ask for a shorter time, or for"
             " hours, days or months."
         ) from None
     report = await trio.to_thread.run_sync(report_of, question, groups, reloader.config.prices, limiter=_REPORTS)

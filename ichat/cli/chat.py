@@ -170,7 +170,7 @@ class Chat:
         words = self._args.prompt
         if not words and sys.stdin.isatty():
             if self._args.json:
-                raise Exit(EXIT_USAGE, "--json needs a prompt, or one on standard input.")
+                raise Exit(EXIT_USAGE, "--json needs a prompt as an argument or on standard input.")
             return self._converse()
         prompt = "\n".join(sys.stdin.read() if word == "-" else word for word in _joined(words or ["-"]))
         if not prompt.strip():
@@ -226,9 +226,9 @@ class Chat:
                 note(f"{one_line(self._args.model)}; here: {', '.join(_models(self._api)) or 'none'}", "dim")
             case "/system" if rest:
                 self._messages = [{"role": "system", "content": rest}, *self._messages[len(told) :]]
-                note("The model is told this first from now on.", "dim")
+                note("Each conversation begins with this from now on.", "dim")
             case "/system":
-                note(clean(told[0]["content"]) if told else "The model is told nothing first.", "dim")
+                note(clean(told[0]["content"]) if told else "A conversation begins with nothing.", "dim")
             case "/help":
                 for line in HELP:
                     note(line, "dim")

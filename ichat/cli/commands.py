@@ -189,7 +189,7 @@ _TABLE = (
     Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
     Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, launches.stop),
-    Command("load MODEL", "load a model, and show what it evicts", models.add_model_flags, models.load),
+    Command("load MODEL", "load a model, and show the evicted workers", models.add_model_flags, models.load),
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),
     Command("sleep MODEL", "free its GPU memory", models.add_model_flags, models.sleep),
     Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),

@@ -1,4 +1,4 @@
-"""From nothing to a conversation: `run` uses the gateway here or starts one, launches the model, and chats."""
+"""From nothing to a conversation: `run` uses or starts a gateway here, launches the model, and chats."""
 
 import argparse
 import contextlib
@@ -48,7 +48,7 @@ def add_run_flags(usage: argparse.ArgumentParser) -> None:
     )
     usage.add_argument("model", metavar="MODEL", help="a model of the gateway's, a directory, or a name on the hub")
     add_answer_flags(usage)
-    usage.add_argument("--backend", "-be", metavar="NAME", help="the engine; else vllm or sglang, by what is installed")
+    usage.add_argument("--backend", "-be", metavar="NAME", help="the engine; else vllm or sglang")
     usage.add_argument("--python", metavar="PATH", help="the interpreter that has the engine; else looked for")
     add_gpu_flag(usage)
     usage.add_argument("--keep", action="store_true", help="let the gateway that is started go on afterwards")
@@ -268,11 +268,11 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     launched = in_background(api, lambda: api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S))
     worker_id = ""
     try:
-        worker_id = _answer(launched, f"{name}: examining what it needs")
+        worker_id = _answer(launched, f"{name}: examining the machine")
         wait_until_ready(api, worker_id, restarts=False)
     except (KeyboardInterrupt, Exit):
         with contextlib.suppress(Exit):
-            _take_back(api, worker_id or _answer(launched, f"{name}: taking it back"))
+            _take_back(api, worker_id or _answer(launched, f"{name}: removing it again"))
         raise
     return worker_id
 

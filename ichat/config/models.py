@@ -44,7 +44,7 @@ def _are_few(values: Sequence[object]) -> None:
 def _are_not_fixed(names: Collection[str]) -> None:
     for name in names:
         if name in _FIXED:
-            raise ValueError(f"{name!r} is what the request is about, and stays as the client sent it")
+            raise ValueError(f"{name!r} is the subject of the request, and stays as the client sent it")
         if not _MEMBER.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a member: letters, digits and any of . _ $ -")
 

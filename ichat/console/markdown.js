@@ -14,7 +14,7 @@ const TEXT_MAX = 100_000;
 /** A paragraph with more characters keeps the parser busy for seconds. */
 const MARKS_MAX = 2000;
 const INDENT_MAX = 40;
-/** So many lines may be indented by more than that: deep lists keep the parser busy for seconds. */
+/** This many lines may be indented by more than that: deep lists keep the parser busy for seconds. */
 const INDENTED_MAX = 150;
 const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,[A-Za-z0-9+/]+={0,2}$/;
 const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|u|s|mark)\s*\/?>$/i;

@@ -118,7 +118,7 @@ class Scraper:
         except client.FAILURES as error:
             log.debug("worker %s gave no metrics: %r", worker.id, error)
             return
-        async with self._reading:  # one at a time: the steps of many would follow each other without a pause
+        async with self._reading:  # not at once: the steps of many would follow each other without a pause
             round_.found[worker.id] = await _read(data, labels)
 
 

@@ -3,7 +3,7 @@
 Closed: requests go there. After `failures_max` failures in a row it opens, and none goes there for `open_s`, twice as
 long each time. Then it is half open: a request is let through, and its response closes or opens the circuit.
 A client's mistake (4xx), or a client that leaves, is no failure. An endpoint that answers with errors is avoided while
-there are others, but is used if it is the only one. Single requests may be the cause, and errors are better than none.
+there are others, but is used if it is alone. Single requests may be the cause, and errors are better than none.
 """
 
 import math

@@ -312,7 +312,7 @@ async def test_a_reload_keeps_them_and_takes_no_name_of_theirs(serve, connect, n
     made = await site.make("team-a", requests_per_minute=1)
     assert (await site.ask("POST", CHAT, BODY, key=made["key"]))[0] == 200
     for name, hash_, words in (
-        ("team-a", hash_of(DATA), "was made over the API"),
+        ("team-a", hash_of(DATA), "a key made over the API"),
         ("b", hash_of(made["key"]), "team-a"),
     ):
         path.write_text(f'{text}[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_}"\n{route}')

@@ -1350,7 +1350,7 @@ def test_commands_in_a_conversation(console, fake):
             "one": "fine",
             "/model": "org/m; here: org/m, other",
             "/model other": "other goes on",
-            "/system Be long.": "told this first",
+            "/system Be long.": "begins with this",
             "/etc/passwd?": "fine",
             "/clear": "Forgotten",
             "/system": "Be long.",

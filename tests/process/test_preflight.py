@@ -274,7 +274,7 @@ HELD = gpu_with(
         ({"port": 81}, {"port": "taken", "port_holders": [Holder(42, "nginx")]}, {},
          ["Port 81 of 127.0.0.1 is taken by nginx (process 42): end that, or choose another port"]),
         ({"port": 81}, {"port": "taken"}, {}, ["taken by a process that this user cannot see"]),
-        ({"port": 81}, {"port": "forbidden"}, {}, ["Port 81 is not for this user to take: choose one above 1023"]),
+        ({"port": 81}, {"port": "forbidden"}, {}, ["Port 81 is not for this user to take: choose a port above 1023"]),
         ({"host": "10.9.9.9"}, {"port": "elsewhere"}, {}, ["The host 10.9.9.9 is no address of this machine"]),
         ({"host": "no"}, {"port": "unknown_host"}, {}, ["The host 'no' cannot be resolved"]),
         ({"port": 81}, {"port": "refused"}, {}, ["127.0.0.1:81 cannot be bound"]),

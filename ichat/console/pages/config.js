@@ -115,7 +115,7 @@ function Plan({ plan, apply, close }) {
 function FileState({ file, config }) {
   if (file?.state === "refused") {
     const next = config.watched
-      ? "The gateway takes it by itself once it is right."
+      ? "The gateway reloads it automatically once it is right."
       : "Plan a reload once it is right.";
     return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
       <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>

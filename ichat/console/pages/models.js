@@ -183,9 +183,9 @@ function Targets({ alias }) {
 const REASONS = {
   only: "It keeps the response that the request continues.",
   session: "The session belongs there.",
-  single: "No other can take it now.",
+  single: "No other is available now.",
   prefix: "Its cache should have most of the prompt's beginning.",
-  spill: "It has less to do than the one whose cache should have most of the prompt's beginning.",
+  spill: "It has less to do than the worker that should have most of the prompt's beginning in its cache.",
   least_loaded: "It has the fewest requests.",
   power_of_two: "Of two at random it has fewer requests.",
   round_robin: "It is its turn.",

@@ -127,7 +127,7 @@ const lostWords = ({ lost }) =>
 const silenceWords = (worker) =>
   worker.heartbeat_age_s === null
     ? "It has sent no heartbeat."
-    : `Its last heartbeat came ${duration(passed(worker.heartbeat_age_s, worker.seen_at))} ago.`;
+    : `Its last heartbeat arrived ${duration(passed(worker.heartbeat_age_s, worker.seen_at))} ago.`;
 
 /**
  * Return a worker's activity, and the reason of a problem: a line of a list.

@@ -1,4 +1,4 @@
-// One worker: state, load, how it last ended, its arguments and its log.
+// A worker: state, load, how it last ended, its arguments and its log.
 
 import { api } from "../api.js";
 import { go, hrefOf } from "../router.js";

@@ -143,7 +143,7 @@ export function sendDraft() {
 }
 
 /**
- * Ask anew with another text in place of an earlier one; the later messages are removed.
+ * Ask anew with another text in place of an earlier text; the later messages are removed.
  *
  * @param {number} entryId
  * @param {string} text

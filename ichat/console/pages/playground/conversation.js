@@ -39,7 +39,7 @@ function UserEntry({ entry }) {
       <div class="actions"><${Button} small onClick=${() => setText(null)}>Cancel<//>
         <${Button} small tone="primary" disabled=${!text.trim() && !entry.pictures.length}
           onClick=${async () => save()}>Send anew<//>
-        <span class="hint">What came after it goes.</span></div></article>`;
+        <span class="hint">The later messages are removed.</span></div></article>`;
   }
   return html`<article class="said by-user" data-by="user"><${Pictures} pictures=${entry.pictures} />
     <div class="said-text">${entry.text}</div>

@@ -54,7 +54,7 @@ export function Figures({ reply }) {
     [
       found.out !== null && `${about}${number(found.out)} tokens`,
       found.isEstimate
-        ? "Events of the stream: the engine has not told how many tokens they are"
+        ? "Events of the stream: the engine has not reported how many tokens they are"
         : "As the engine counts them",
     ],
     [

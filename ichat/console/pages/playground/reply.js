@@ -191,7 +191,7 @@ export const isOpen = (reply) => reply.state === "waiting" || reply.state === "a
 /**
  * Return [thoughts, text] of an answer.
  *
- * A model whose engine has no reasoning parser writes its thoughts into the text, before `</think>`.
+ * Without a reasoning parser, the engine's model writes its thoughts into the text, before `</think>`.
  *
  * @param {Pick<Reply, "text" | "thoughts">} reply
  */
