@@ -18,6 +18,8 @@ BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandl
 BRANCHES_MANY, BRANCHES_MAX = 10, 15
 CLASS_LINES_MAX = 300
 METHODS_MAX = 30
+PUBLIC_METHODS_MAX = 25
+ATTRIBUTES_MAX = 25
 MODULE_LINES_MAX = 390
 SLIVER_LINES_MAX = 75
 WORST = 10
@@ -54,6 +56,16 @@ def branches_of(function: ast.AST) -> int:
     """Return how many ways lead through a function: conditional expressions and comprehensions count."""
     nodes = [node for node in ast.walk(function) if isinstance(node, BRANCHES)]
     return 1 + len(nodes) + sum(len(node.ifs) for node in nodes if isinstance(node, ast.comprehension))
+
+
+def attributes_of(owner: ast.ClassDef) -> set[str]:
+    """Return the names of a class' attributes: its fields, and those that its methods set; `_x` is the field `x`."""
+    fields = {
+        node.target.id for node in owner.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    stored = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    own = {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    return {name.lstrip("_") for name in fields | own}
 
 
 def _imported(tree: ast.AST) -> set[str]:
@@ -145,6 +157,8 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
     branches: collections.Counter[str] = collections.Counter()
     classes: collections.Counter[str] = collections.Counter()
     methods: collections.Counter[str] = collections.Counter()
+    public_methods: collections.Counter[str] = collections.Counter()
+    attributes: collections.Counter[str] = collections.Counter()
     for path, tree in trees.items():
         importers.update({modules[name] for name in _imported(tree) if name in modules} - {path})
         for node in ast.walk(tree):
@@ -152,9 +166,10 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
                 branches[f"{path}:{node.name}"] = branches_of(node)
             elif isinstance(node, ast.ClassDef):
                 classes[f"{path}:{node.name}"] = (node.end_lineno or 0) - node.lineno + 1
-                methods[f"{path}:{node.name}"] = sum(
-                    isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body
-                )
+                names = [one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                methods[f"{path}:{node.name}"] = len(names)
+                public_methods[f"{path}:{node.name}"] = sum(not name.startswith("_") for name in names)
+                attributes[f"{path}:{node.name}"] = len(attributes_of(node))
     large_chains = {name: size for name, size in _with_bases(trees).items() if size > CLASS_LINES_MAX >= classes[name]}
     slivers = {path for path, number in lines.items() if number <= SLIVER_LINES_MAX and importers[path] == 1}
     prose = [part for path, tree in trees.items() for part in _prose_of(texts[path], tree)]
@@ -167,6 +182,8 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, collections.Counter[str]]:
         "large_classes": _over(CLASS_LINES_MAX, classes),
         "large_chains": collections.Counter(large_chains),
         "classes_of_many_methods": _over(METHODS_MAX, methods),
+        "classes_of_many_public_methods": _over(PUBLIC_METHODS_MAX, public_methods),
+        "classes_of_many_attributes": _over(ATTRIBUTES_MAX, attributes),
         "habits": habits_in(prose),
         "habits_in_messages": habits_in([part for tree in trees.values() for part in _messages_of(tree)]),
         **_others(root),
