@@ -43,8 +43,9 @@ KEEP_ALIVE_S = 15.0
 class Follower:
     """A client of the stream: it gets the state, then changes, until the gateway ends."""
 
-    def __init__(self, streams: "EventStreams", *, wants_requests: bool) -> None:
+    def __init__(self, streams: "EventStreams", *, wants_requests: bool, behind_bytes_max: int) -> None:
         self._streams = streams
+        self._behind_bytes_max = behind_bytes_max
         self.wants_requests = wants_requests
         """Whether it gets the requests in flight."""
         self.wants_state = True
@@ -72,7 +73,7 @@ class Follower:
             return
         self._changes.append(event)
         self._changes_bytes += len(event)
-        if self._changes_bytes > BEHIND_BYTES_MAX:
+        if self._changes_bytes > self._behind_bytes_max:
             self._changes.clear()
             self._changes_bytes, self._is_behind = 0, True
         self._arrived.set()
@@ -134,11 +135,13 @@ class EventStreams:
         *,
         usage_storage: Callable[[], str] = lambda: "ok",
         config: Callable[[], ConfigState | None] = lambda: None,
+        behind_bytes_max: int = BEHIND_BYTES_MAX,
     ) -> None:
         """`usage_storage` returns whether usage can be kept: `ok`, or a sentence.
 
         `config` returns how the configuration file compares with the configuration in force.
         """
+        self._behind_bytes_max = behind_bytes_max
         self._overview = overview
         self._usage_storage, self._config = usage_storage, config
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
@@ -161,7 +164,7 @@ class EventStreams:
 
     def follow(self, *, wants_requests: bool) -> Follower:
         """Return a new follower."""
-        follower = Follower(self, wants_requests=wants_requests)
+        follower = Follower(self, wants_requests=wants_requests, behind_bytes_max=self._behind_bytes_max)
         self._followers.add(follower)
         self.ask()
         return follower

@@ -303,12 +303,9 @@ async def test_figures_take_turns():
     assert changes.find(things, with_figures=False) == (["t1"], ["t2"])
 
 
-async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
-    overview, fleet, nursery, autojump_clock, monkeypatch
-):
+async def test_a_follower_that_fell_behind_gets_the_whole_state_again(overview, fleet, nursery, autojump_clock):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""
-    monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
-    events = EventStreams(overview)
+    events = EventStreams(overview, behind_bytes_max=10_000)
     nursery.start_soon(events.run_forever)
     lazy, quick = events.follow(wants_requests=False), events.follow(wants_requests=False)
     await read(lazy)
