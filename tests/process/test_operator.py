@@ -57,7 +57,7 @@ def test_tables(operate):
     assert [one["id"] for one in json.loads(operate("models", "--json"))["data"]] == ["m"]
     assert "m" in operate("models")
     assert json.loads(operate("explain", "m", "--json"))["chosen"] == "m-0"
-    assert "It goes to m-0: no other can take it now." in operate("explain", "m", "Hello.")
+    assert "It goes to m-0: no other is available now." in operate("explain", "m", "Hello.")
     operate("explain", "no-such", code=1)
     operate("workers", "no-such", code=1)
 
