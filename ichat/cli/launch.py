@@ -27,7 +27,7 @@ TOLD_S = 0.5
 """A phase of a load that is over gets a line of its own if it lasted this many seconds."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
 ENDING_POLLS_MAX = 60
-"""Polls for which a managed worker may be gone before the reason is known: its process ends meanwhile."""
+"""Polls for which a managed worker may be down before the reason is known: its process ends meanwhile."""
 _READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped", "gone")
 """States in which a launch is over; a cold worker waits for the first request for its model."""
 
@@ -205,8 +205,9 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
                 state = answer.value.get("state")
                 if state in _READY:
                     return answer
-                ending = ending + 1 if state == "gone" and answer.value.get("managed") else 0
-                if (state in _ENDED and not 0 < ending < ENDING_POLLS_MAX) or (state == "restarting" and not restarts):
+                ending = ending + 1 if _is_ending(answer.value) else 0
+                has_failed = state in _ENDED or (state == "restarting" and not restarts)
+                if has_failed and not 0 < ending < ENDING_POLLS_MAX:
                     break
                 progress.show(answer.value)
             if timeout_s is not None and spinner.elapsed_s > timeout_s:
@@ -217,6 +218,13 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
         if one_line(line) != one_line(answer.value.get("cause")):  # it is shown below
             note(log_line(str(line), colours=False))
     raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
+
+
+def _is_ending(worker: Json) -> bool:
+    """Return whether the reason of a managed worker's end may follow: its process has just ended, or is about to."""
+    if worker.get("state") == "restarting":
+        return worker.get("exit_code") is None and not (worker.get("signal") or worker.get("cause"))
+    return worker.get("state") == "gone" and bool(worker.get("managed"))
 
 
 class LoadProgress:
