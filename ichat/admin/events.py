@@ -1,7 +1,7 @@
 """The event stream: the gateway's state as a whole, then its changes, for each follower.
 
-One task makes the bytes, once for all followers. It runs only while there are followers, and compares the state with
-the state before: no request waits for it.
+A single task makes the bytes, once for all followers. It runs only while there are followers, and compares the state
+with the state before: no request waits for it.
 """
 
 import time
@@ -45,8 +45,9 @@ KEEP_ALIVE_S = 15.0
 class Follower:
     """A client of the stream: it gets the state, then changes, until the gateway ends."""
 
-    def __init__(self, streams: "EventStreams", *, wants_requests: bool) -> None:
+    def __init__(self, streams: "EventStreams", *, wants_requests: bool, behind_bytes_max: int) -> None:
         self._streams = streams
+        self._behind_bytes_max = behind_bytes_max
         self.wants_requests = wants_requests
         """Whether it gets the requests in flight."""
         self.wants_state = True
@@ -75,7 +76,7 @@ class Follower:
             return
         self._changes.append(event)
         self._changes_bytes += len(event)
-        if self._changes_bytes > BEHIND_BYTES_MAX:
+        if self._changes_bytes > self._behind_bytes_max:
             self._changes.clear()
             self._changes_bytes, self._is_behind = 0, True
         self.arrived()
@@ -126,7 +127,10 @@ class Follower:
 class EventStreams:
     """All followers, and the task that sends to them."""
 
-    def __init__(self, overview: Overview, ledger: Ledger, reloader: Reloader) -> None:
+    def __init__(
+        self, overview: Overview, ledger: Ledger, reloader: Reloader, *, behind_bytes_max: int = BEHIND_BYTES_MAX
+    ) -> None:
+        self._behind_bytes_max = behind_bytes_max
         self._overview = overview
         self._ledger = ledger
         self._reloader = reloader
@@ -153,7 +157,7 @@ class EventStreams:
 
     def follow(self, *, wants_requests: bool) -> Follower:
         """Return a new follower."""
-        follower = Follower(self, wants_requests=wants_requests)
+        follower = Follower(self, wants_requests=wants_requests, behind_bytes_max=self._behind_bytes_max)
         self._followers.add(follower)
         self.ask()
         return follower

@@ -49,9 +49,9 @@ from ichat.supervisor.supervisor import Supervisor
 NAMED_MAX = 20
 """The error for an unknown worker names at most this many workers."""
 _LINES = f"""\
-Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
-when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on with the worker's next start, and ends \
-when the gateway forgets the worker or ends itself."""
+Server-sent events. A plain event is a LogLine, with its number as the id; an event `gap` is a LogGap; a comment is \
+sent after each {KEEP_ALIVE_S:g} s without another event. A stream that is followed goes on with the worker's next \
+start, and ends when the gateway forgets the worker or ends itself."""
 _ENDING = "The gateway is about to end (`draining`)."
 _WRONG = "A parameter is wrong."
 _NO_WORKER = {"404": "There is no such worker."}
@@ -82,7 +82,7 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
         body={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
         failures={
             "400": "It is not a heartbeat.",
-            "404": "The registration of a short one is not known (`registration_not_found`): send it whole.",
+            "404": "The registration of a short heartbeat is not known (`registration_not_found`): send it whole.",
             "429": "There are too many workers already.",
         },
     )(_heartbeat)
@@ -123,7 +123,7 @@ def _known(worker_id: str, table: WorkerTable) -> WorkerRecord:
     parameters=[
         flag("full", "Everything known of each, rather than a summary."),
         query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
-        query("after", TEXT, "Only workers whose ids come after this one: `last_id` of the page before."),
+        query("after", TEXT, "Only workers with ids after this id: `last_id` of the page before."),
         query("model", TEXT, "Only workers that serve this model, or will."),
         query("state", ref("State"), "Only workers in this state."),
     ],
@@ -190,7 +190,7 @@ async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader
     parameters=[
         query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
         query("follow", {"type": "boolean"}, "Whether to follow new lines; left out: true, but for `previous`."),
-        flag("previous", "The run before the newest one; is never followed."),
+        flag("previous", "The run before the newest run; is never followed."),
         {
             "name": "Last-Event-ID",
             "in": "header",

@@ -1,6 +1,6 @@
 """Health checks of workers that were started elsewhere, and of external routes (`[health]`).
 
-Workers are asked for `[health] path`, external routes for their `health_path` if they have one. Only the status of the
+Workers are asked for `[health] path`, external routes for their `health_path` if it is set. Only the status of the
 response counts; `probes.py` decides what follows from it. A worker of iChat's own reports its state in its
 heartbeats. It is asked only if no request has shown for a while that it can be reached, and any response shows that.
 """

@@ -1,6 +1,6 @@
 """The models of external routes and workers by their names, and which of them can be served now. Purely synchronous.
 
-A request costs one look at a table, however many workers there are.
+A request costs a single look at a table, however many workers there are.
 """
 
 import itertools

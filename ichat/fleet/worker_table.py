@@ -1,7 +1,7 @@
 """The workers with their endpoints and states. Purely synchronous: each decision is made in a single step.
 
-A heartbeat without changes costs one look at a table, however many workers there are: changes by time alone are found
-by their deadlines.
+A heartbeat without changes costs a single look at a table, however many workers there are: changes by time alone are
+found by their deadlines.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Deadlines:
                 heapq.heapify(self._heap)
 
     def pop(self, now: float) -> list[WorkerRecord]:
-        """Return the workers whose time has passed, and forget them until they are set again."""
+        """Return the workers that are due, and forget them until they are set again."""
         found: list[WorkerRecord] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, worker = heapq.heappop(self._heap)
@@ -243,7 +243,7 @@ class WorkerTable:
         self.changes += self.index.update(worker, endpoint)
 
     def refresh_due(self) -> None:
-        """Find out anew whether workers can serve whose state time alone may have changed."""
+        """Find out again whether the workers can serve that may have changed by time alone."""
         now = self.clock()
         if now >= self._changes.next_at:
             for worker in self._changes.pop(now):

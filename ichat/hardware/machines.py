@@ -202,7 +202,7 @@ def report_of(worker_id: str, machine: Machine) -> MachineReport:
 def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> Iterator[MachineView]:
     """Return the merged machines of several reports, lazily; the first report of a value wins.
 
-    `own` is the gateway's report; `told` has the reports of workers, which know their own use best. With
+    `own` is the gateway's report; `told` has the workers' reports, and they know their own use best. With
     thousands of workers the first machine costs some milliseconds, and each other machine less than a millisecond.
     Names are unique, and so are the labels of a machine's GPUs.
     """

@@ -1,4 +1,4 @@
-"""The hub: a single epoll object for all sockets whose events must cost little.
+"""The hub: a single epoll object for all sockets with events that must cost little.
 
 A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub waits once
 for all sockets, where Trio would wait (`trio_wait.py`), and calls a plain function for each that is ready. Where Trio
@@ -123,7 +123,7 @@ class Hub:
             try:
                 ready(flags)
             except Exception:
-                log.exception("a bug moving bytes; this socket is no longer watched")
+                log.exception("a bug moving bytes, in %r; this socket is no longer watched", ready)
                 self.forget(fd)
         return len(events)
 

@@ -117,7 +117,7 @@ class Scraper:
         except client.FAILURES as error:
             log.debug("worker %s gave no metrics: %r", worker.id, error)
             return
-        async with self._reading:  # one at a time: the steps of many would follow each other without a pause
+        async with self._reading:  # not at once: the steps of many would follow each other without a pause
             round_.found[worker.id] = await _read(data, labels)
 
 
@@ -151,10 +151,10 @@ def _families_of(round_: _Round) -> Families:
     failed, left_out = "ichat_worker_scrape_failed", "ichat_workers_not_scraped"
     samples = [f'{failed}{{worker="{escaped(one)}"}} {int(found is None)}' for one, found in round_.found.items()]
     return {
-        failed: _gauge(failed, "1 for a ready worker whose metrics are missing here.", samples),
+        failed: _gauge(failed, "1 for a ready worker without metrics here.", samples),
         left_out: _gauge(
             left_out,
-            "Ready workers whose metrics are missing here, since there are more than limits.scraped_workers_max.",
+            "Ready workers without metrics here, since there are more than limits.scraped_workers_max.",
             [f"{left_out} {round_.left_out}"],
         ),
     }

@@ -85,7 +85,7 @@ def parser() -> CommandLineParser:
     """Return the parser of the gateway's flags."""
     usage = CommandLineParser(
         prog="ichat.pyz gateway",
-        description="Serve many models behind one OpenAI-compatible entry.",
+        description="Serve many models behind a single OpenAI-compatible entry.",
         allow_abbrev=False,
     )
     usage.add_argument(
@@ -257,8 +257,8 @@ def _announce_emptiness(reloader: Reloader) -> None:
     """Log what to do with a gateway that was started without a configuration."""
     if reloader.path is not None and not os.path.lexists(reloader.path):
         log.info(
-            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway takes the file"
-            " as soon as there is one",
+            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway loads the file"
+            " as soon as it is there",
             reloader.path,
         )
 

@@ -60,7 +60,7 @@ class _OwnSecret(httpx.Auth):
         self._found: tuple[str, str] | None = None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send a request with the secret, if there is one, and once more if the gateway's secret has changed."""
+        """Send a request with the secret, if there is any, and once more if the gateway's secret has changed."""
         if not self._found:
             self._found = find_secret(self._address)
         response = yield self._with_secret(request)

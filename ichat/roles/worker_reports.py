@@ -27,8 +27,9 @@ class LateUsages:
     Its methods may be called in any thread.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called after each new usage."""
+    def __init__(self, changed: Callable[[], None], waiting_max: int = WAITING_MAX) -> None:
+        """`changed` is called after each new usage. Beyond `waiting_max` the oldest is lost."""
+        self._waiting_max = waiting_max
         self._changed = changed
         self._waiting: dict[str, LateUsage] = {}
         self._lock = threading.Lock()
@@ -39,7 +40,7 @@ class LateUsages:
     def add(self, ticket: str, usage: Usage) -> None:
         """Note the tokens that the request with this ticket used."""
         with self._lock:
-            if len(self._waiting) >= WAITING_MAX:
+            if len(self._waiting) >= self._waiting_max:
                 del self._waiting[next(iter(self._waiting))]
                 log.warning("the gateway accepts no heartbeats: the tokens of a response in the background are lost")
             self._waiting[ticket] = LateUsage(ticket, *usage)

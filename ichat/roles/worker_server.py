@@ -148,7 +148,7 @@ class WorkerServer:
         if not self._is_proven(head.headers):
             raise errors.invalid_api_key(
                 "This worker has a token: it answers its gateway, and clients that send the token (ICHAT_JOIN_TOKEN) as"
-                " `Authorization: Bearer`. Its gateway needs the same one (security.join_token_env)."
+                " `Authorization: Bearer`. Its gateway needs the same token (security.join_token_env)."
             )
 
     def _is_admitted(self, request: Request, client: Client) -> bool:

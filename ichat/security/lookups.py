@@ -26,7 +26,7 @@ RESOLVE_S = 5.0
 THREADS = 16
 THREADS_OF_SENDER = 2
 LOOKUPS_A_MINUTE = 30
-"""Of a single sender, at once or one after the other."""
+"""Of a single sender, at once or in turn."""
 NAMES_OF_SENDER_MAX = 64
 """At most this many names of a sender are known."""
 SENDERS_MAX = 1024

@@ -4,6 +4,7 @@ A worker with unchanged keys keeps running, wherever it stands in the file.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from attrs import frozen
 
 from ichat.config.schema import EngineSettings, ExternalRoute, ManagedWorkerConfig
 from ichat.config.strict import reload_of
+from ichat.preflight.claims import EVERY_GPU, Claims, claims_of, do_share_port, overfull_gpus
+from ichat.preflight.facts import VISIBLE
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later", "add", "remove"]
@@ -65,7 +68,7 @@ class Change:
 
 @frozen
 class ReloadStep:
-    """One line of the plan, for operators."""
+    """A line of the plan, for operators."""
 
     action: Action
     """Workers start, stop and restart; other things are added and removed. `update` changes what runs without a
@@ -73,7 +76,7 @@ class ReloadStep:
     what: str
     """A worker, an external route, or a path in the configuration."""
     why: str
-    """What is different; secrets are masked. Of a restart also whether the model is served all the while."""
+    """The difference; secrets are masked. Of a restart also whether the model is served all the while."""
 
 
 def changes_of_workers(
@@ -102,7 +105,7 @@ def changes_of_workers(
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
     changes += [Change("start", "", spec, "it is in the configuration and does not run") for spec in new]
-    return _with_new_first(changes, {one.worker_id: one for one in running})
+    return _with_new_first(changes, {one.worker_id: one for one in running}, old_engines, new_engines)
 
 
 def step_of(change: Change) -> ReloadStep:
@@ -177,16 +180,22 @@ def _change(
     return Change(action, one.worker_id, spec, "; ".join(reasons))
 
 
-def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -> list[Change]:
+def _with_new_first(
+    changes: Sequence[Change], running: Mapping[str, Running], old_engines: Engines, new_engines: Engines
+) -> list[Change]:
     """Mark the restarts that need nothing that they themselves, or others that are restarted, still have."""
-    ending = [running[change.worker_id] for change in changes if change.action == "restart"]
-    held = [one for one in ending if not one.has_failed]
+    held = {
+        change.worker_id: (change.action, _claims_of(running[change.worker_id].spec, old_engines))
+        for change in changes
+        if change.worker_id and not running[change.worker_id].has_failed and not running[change.worker_id].is_cold
+    }
+    ending = {worker_id: claims for worker_id, (action, claims) in held.items() if action == "restart"}
+    staying = [claims for action, claims in held.values() if action in ("keep", "update")]
     marked: list[Change] = []
     for change in changes:
-        spec, one = change.spec, running.get(change.worker_id)
-        if change.action == "restart" and spec is not None and one is not None and not one.has_failed:
-            needs = next((words for other in held if (words := _what_both_need(spec, other, one))), "")
-            gap = "" if one.is_down else _gap(spec, needs)
+        if change.spec is not None and change.worker_id in ending:
+            needs = _need_of(_claims_of(change.spec, new_engines), ending, staying, change.worker_id)
+            gap = "" if running[change.worker_id].is_down else _gap(change.spec, needs)
             marked.append(attrs.evolve(change, new_first=not needs, gap=gap))
         else:
             marked.append(change)
@@ -196,21 +205,35 @@ def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -
 def _gap(spec: ManagedWorkerConfig, needs: str) -> str:
     if spec.load == "on_demand":
         return "with a gap: it is loaded again once its model is wanted"
-    return f"with a gap: {needs}" if needs else "without a gap: the new one comes up beside it"
+    return f"with a gap: {needs}" if needs else "without a gap: the new process starts beside it"
 
 
-def _what_both_need(spec: ManagedWorkerConfig, other: Running, itself: Running) -> str:
+def _claims_of(spec: ManagedWorkerConfig, engines: Engines) -> Claims:
+    """Return the claims of a worker, by the variable of its engine for GPUs.
+
+    A share of unknown size, as of SGLang, counts as the whole GPU: two processes of the worker may not fit there.
+    """
+    devices = engines.get(spec.backend, EngineSettings()).devices
+    by_variable = {VISIBLE: spec.env[devices]} if devices in spec.env else {}
+    claims = claims_of(attrs.evolve(spec, env=by_variable), has_gpus=True)
+    return attrs.evolve(claims, gpus={number: share or math.inf for number, share in claims.gpus.items()})
+
+
+def _need_of(new: Claims, ending: Mapping[str, Claims], staying: Sequence[Claims], worker_id: str) -> str:
     """Return the resource that a new process needs and the process of a restarted worker still has; empty if none."""
-    old = other.spec
-    if spec.port and spec.port == old.port:
-        what = f"port {spec.port}"
-    elif spec.gpu_ids is None or old.gpu_ids is None:
-        return "without gpu_ids each may use every GPU"
-    elif shared := sorted(set(spec.gpu_ids) & set(old.gpu_ids)):
-        what = f"GPU {', '.join(map(str, shared))}"
-    else:
-        return ""
-    return f"both need {what}" if other is itself else f"worker {other.worker_id} still has {what}"
+    overfull = overfull_gpus(new, [*ending.values(), *staying])
+    for other_id, old in ending.items():
+        shared = sorted(overfull if EVERY_GPU in old.gpus else overfull & old.gpus.keys())
+        if new.address is not None and do_share_port(new, old):
+            what = f"port {new.address[1]}"
+        elif shared and EVERY_GPU in {*new.gpus, *old.gpus}:
+            return "without gpu_ids each may use every GPU"
+        elif shared:
+            what = f"GPU {', '.join(map(str, shared))}"
+        else:
+            continue
+        return f"both need {what}" if other_id == worker_id else f"worker {other_id} still has {what}"
+    return ""
 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:

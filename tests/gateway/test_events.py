@@ -196,9 +196,9 @@ async def overview(fleet):
     return Overview(fleet.table, fleet.directory, context, monitor, history, RequestsInFlight(), "g", 0.0)
 
 
-def streams_of(overview, ledger=None):
+def streams_of(overview, ledger=None, **more):
     ledger = ledger or SimpleNamespace(storage="ok")
-    return EventStreams(overview, ledger, SimpleNamespace(state=None))
+    return EventStreams(overview, ledger, SimpleNamespace(state=None), **more)
 
 
 def beat(fleet, worker_id, **more):
@@ -309,12 +309,9 @@ async def test_figures_take_turns():
     assert changes.find(things, with_figures=False) == (["t1"], ["t2"])
 
 
-async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
-    overview, fleet, nursery, autojump_clock, monkeypatch
-):
+async def test_a_follower_that_fell_behind_gets_the_whole_state_again(overview, fleet, nursery, autojump_clock):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""
-    monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
-    events = streams_of(overview)
+    events = streams_of(overview, behind_bytes_max=10_000)
     nursery.start_soon(events.run_forever)
     lazy, quick = events.follow(wants_requests=False), events.follow(wants_requests=False)
     await read(lazy)

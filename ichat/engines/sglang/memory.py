@@ -18,7 +18,7 @@ from ichat.errors import ApiError, model_not_ready
 from ichat.http.request import Request
 
 IDLE_S = 5.0
-"""How long the scheduler may take to become idle after the last request has ended or was aborted."""
+"""The limit for the scheduler to become idle after the last request has ended or was aborted."""
 IDLE_POLL_S = 0.1
 RETRY_AFTER_S = 5
 
@@ -80,7 +80,7 @@ class Memory:
                 until = time.monotonic() + self._idle_s
                 while not (await manager.flush_cache()).success:
                     if time.monotonic() > until:
-                        _refuse(f"SGLang's scheduler has not come to rest within {self._idle_s:g} s: ask again later.")
+                        _refuse(f"SGLang's scheduler was not idle within {self._idle_s:g} s: ask again later.")
                     await asyncio.sleep(IDLE_POLL_S)
                 self.released.update(tags)
                 await release(asked, *more)

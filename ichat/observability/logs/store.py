@@ -135,7 +135,7 @@ class LogStore:
         if query.previous:
             path = self._files.previous_of(worker_id)
             if not os.path.exists(path):
-                raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest one.")
+                raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest start.")
             return None, path
         if worker_log is not None and worker_log.refused is not None and worker_log.is_empty:
             raise ApiError(404, "not_found", f"The worker {worker_id} does not stream its lines (see --log-streaming).")

@@ -164,7 +164,7 @@ class Ledger:
         with trio.move_on_after(OPEN_S) as opening:
             await self._tell_limits()
         if opening.cancelled_caught:
-            log.error("%s is slow: limits for a day and a month do not know yet what was used", self._store.path)
+            log.error("%s is slow: limits for a day and a month do not know the earlier usage yet", self._store.path)
         task_status.started()
         try:
             while True:
@@ -192,7 +192,7 @@ class Ledger:
     ) -> tuple[Sequence[Groups], str]:
         """Return the same of several questions at the same moment, at most `groups_max` each. Raises TooManyGroups.
 
-        A single reader waits for the file at a time, so that a write waits for one at most.
+        A single reader waits for the file at a time, so that a write waits for a single reader at most.
         """
         found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
@@ -234,7 +234,7 @@ class Ledger:
             self._limits_at = trio.current_time() + LIMITS_S
             return
         if storage != OK:
-            log.error("%s: limits for a day and a month begin without what was used before", storage)
+            log.error("%s: limits for a day and a month begin without the earlier usage", storage)
             self._fail(storage)
             return
         sums = {(one.key, one.model): _tokens_of(found) for one, found in today.items()}
@@ -261,7 +261,7 @@ class Ledger:
         """Write the rows that could not be written before, or else what waits; return whether that was done."""
         if self._batch is None:
             self._batch, self._waiting = Batch(self._waiting), {}
-        why = f"nothing came of it within {WRITE_S:g} s"
+        why = f"it had no result within {WRITE_S:g} s"
         with trio.move_on_after(WRITE_S):
             try:
                 await self._in_thread(self._store.write, self._batch)

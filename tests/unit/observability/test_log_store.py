@@ -254,7 +254,7 @@ async def test_a_follower_goes_on_with_the_next_start(book, nursery):
 async def test_the_run_before(book):
     """Its files are kept until the next one; before there was one, 404 says so."""
     await run(book, "print('first')")
-    with pytest.raises(ApiError, match="no log of a run of w before the newest one"):
+    with pytest.raises(ApiError, match="no log of a run of w before the newest start"):
         await read(book, "previous=1")
     await run(book, "print('second')")
     assert await read(book, "previous=1") == [(1, "first")]
