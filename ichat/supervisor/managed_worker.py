@@ -151,9 +151,10 @@ class ManagedWorker:
         registry = self._context.registry
         self.begin_removal(drain_s)
         await self._finished.wait()
-        registry.stopped(self.record)
-        registry.remove(self.record)
-        self._context.log_store.forget(self.id)
+        if registry.get(self.id) is self.record:  # another removal of it may have been first
+            registry.stopped(self.record)
+            registry.remove(self.record)
+            self._context.log_store.forget(self.id)
 
     # Its life.
 
