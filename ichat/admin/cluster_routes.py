@@ -19,8 +19,8 @@ from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, object_of, ref, view
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import State
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
@@ -53,8 +53,8 @@ operations = Operations("cluster")
 @operations.add("GET /v1/admin/cluster/status", response=views.ClusterStatus)
 async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloader, meter: CpuMeter) -> Response:
     """Return the gateway, its machine, and the load."""
-    registry, gpus = overview.registry, await supervisor.gpus.find()
-    pids, reported = supervisor.pids, registry.machines()
+    table, gpus = overview.table, await supervisor.gpus.find()
+    pids, reported = supervisor.pids, table.machines()
 
     def read() -> tuple[HostResources, MachineReport]:
         own = read_machine(meter, gpus, pids)
@@ -65,18 +65,18 @@ async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloa
         gateway=overview.gateway(),
         resources=resources,
         machines=[],
-        workers=Counter[State](map(registry.state, registry)),
-        models=[overview.model(name) for name in sorted(registry.names())],
+        workers=Counter[State](map(table.state, table)),
+        models=[overview.model(name) for name in sorted(overview.directory.names())],
         config=await reloader.read_state(),
     )
     return long_response(with_long_list(status, "machines", machines_of(own, reported)))
 
 
 @operations.add("GET /v1/admin/cluster/version", response=views.Version)
-async def get_version(registry: Registry) -> Response:
+async def get_version(table: WorkerTable) -> Response:
     """Return the versions of the gateway, its packages and its engines."""
     packages = {name: metadata.version(name) for name in PACKAGES}
-    heartbeats = [worker.heartbeat for worker in registry if worker.heartbeat is not None]
+    heartbeats = [worker.heartbeat for worker in table if worker.heartbeat is not None]
     workers = (views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats)
     version = views.Version(ichat.__version__, platform.python_version(), packages, [])
     return long_response(with_long_list(version, "workers", workers))

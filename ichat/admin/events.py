@@ -16,8 +16,9 @@ from typing_extensions import Self
 
 from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
 from ichat.admin.config_state import ConfigState
-from ichat.admin.lists import Pieces, joined, summary_of, to_json
+from ichat.admin.lists import Pieces, joined, to_json
 from ichat.admin.overview import Overview
+from ichat.fleet.views import summarize
 from ichat.http import sse
 from ichat.observability.history import Sample
 
@@ -203,13 +204,13 @@ class EventStreams:
             self._woken = trio.Event()
             if not self._followers:
                 await self._woken.wait()
-            registry = self._overview.registry
-            registry.changed.add(self.wake)
+            changed = self._overview.table.changed
+            changed.add(self.wake)
             try:
                 while self._followers:
                     await self._look_and_rest()
             finally:
-                registry.changed.remove(self.wake)
+                changed.remove(self.wake)
                 for kind in self._kinds:
                     kind.told.clear()
 
@@ -270,12 +271,12 @@ class EventStreams:
         yield "}"
 
     def _read_workers(self) -> Iterator["_Marked"]:
-        for worker in self._overview.registry:
-            view = summary_of(self._overview.registry, worker)
+        for worker in self._overview.table:
+            view = summarize(self._overview.table, worker)
             yield _Marked(worker.id, view, marks_of_worker(view, worker))
 
     def _read_models(self) -> Iterator["_Marked"]:
-        for view in map(self._overview.model, sorted(self._overview.registry.names())):
+        for view in map(self._overview.model, sorted(self._overview.directory.names())):
             yield _Marked(view.id, view, marks_of_model(view))
 
     def _read_machines(self) -> Iterator["_Marked"]:

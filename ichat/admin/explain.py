@@ -4,14 +4,14 @@ import functools
 from collections.abc import Container, Mapping, Sequence
 
 import attrs
-import trio
 
 from ichat import errors
 from ichat.config.models import TargetConfig
 from ichat.config.schema import Routing
 from ichat.fleet.explain import RouteView, TargetView, explain
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.model_list import near_models
-from ichat.fleet.registry import Registry
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http.json_body import Body
 from ichat.http.request_body import RequestBody, read_model_body
 from ichat.proxy.kept_responses import continue_response
@@ -59,7 +59,8 @@ def _path_of(members: Container[str]) -> bytes:
 
 
 async def explain_request(
-    registry: Registry,
+    directory: ModelDirectory,
+    table: WorkerTable,
     balancer: Balancer,
     aliases: Aliases,
     question: Question,
@@ -68,13 +69,13 @@ async def explain_request(
     lengths: PromptLengths,
 ) -> RouteView:
     """Return where a request would go now, and why. Raises ApiError 404 for a model or a response that is not there."""
-    inquiry = _Inquiry(registry, balancer, settings, lengths, question)
-    alias = aliases.by_name.get(aliases.name_for(question.model, registry.has))
+    inquiry = _Inquiry(directory, table, balancer, settings, lengths, question)
+    alias = aliases.by_name.get(aliases.name_for(question.model, directory.has))
     if alias is not None:
         return await inquiry.explain_plan(alias)
     view = inquiry.explain(question.model)
     if view is None:
-        raise errors.model_not_found(question.model, near_models(question.model, registry, aliases, None))
+        raise errors.model_not_found(question.model, near_models(question.model, directory, aliases, None))
     return view
 
 
@@ -82,7 +83,8 @@ async def explain_request(
 class _Inquiry:
     """A question, and the parts of the gateway that answer it."""
 
-    registry: Registry
+    directory: ModelDirectory
+    table: WorkerTable
     balancer: Balancer
     settings: Routing
     lengths: PromptLengths
@@ -108,11 +110,11 @@ class _Inquiry:
     def explain(self, model: str) -> RouteView | None:
         """Return where a request for a model goes; None: there is no such model. Raises ApiError 404 for a response."""
         if self.question.previous is not None:
-            _, self.only = continue_response(self.registry, self.question.previous, model, None)
+            _, self.only = continue_response(self.directory, self.table, self.question.previous, model, None)
         return self._view(self.routing(model))
 
     def _view(self, routing: RoutingRequest) -> RouteView | None:
-        view = explain(self.registry, self.balancer, self.settings, routing, trio.current_time())
+        view = explain(self.directory, self.table, self.balancer, self.settings, routing)
         return None if isinstance(view, Unknown) else view
 
     async def explain_plan(self, alias: Alias) -> RouteView:
@@ -147,7 +149,7 @@ class _Inquiry:
         heaviest = max(counted, key=lambda one: one.weight).model
         plan = alias.plan(alias.choose(asked.session, lambda: 0.0, counted) if asked.session else heaviest)
         if asked.previous is not None:
-            left, self.only = continue_response(self.registry, asked.previous, asked.model, plan)
+            left, self.only = continue_response(self.directory, self.table, asked.previous, asked.model, plan)
             assert left is not None
             return left
         return plan
@@ -159,7 +161,7 @@ class _Inquiry:
             return None
         data = asked.body.data
         bytes_in = len(data) if is_measurable(asked.path, asked.body.names, data) else 0
-        is_long = seems_too_long(self.registry, self.lengths, model, longer, bytes_in)
+        is_long = seems_too_long(self.directory, self.lengths, model, longer, bytes_in)
         return self.lengths.tokens(model, bytes_in) if is_long else None
 
     def _view_of_absent(self, model: str) -> RouteView:

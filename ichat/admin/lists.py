@@ -13,9 +13,9 @@ import trio
 from typing_extensions import Self
 
 from ichat.errors import bad_request
-from ichat.fleet.registry import Registry
-from ichat.fleet.views import WorkerSummary, summarize
+from ichat.fleet.views import describe, summarize
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineView
 from ichat.observability.fleet_metrics import STATES
 from ichat.observability.logs.stream import read_flag, read_parameters
@@ -121,33 +121,25 @@ def read_worker_query(query: str) -> WorkerQuery:
     )
 
 
-def worker_parts(registry: Registry, query: WorkerQuery) -> Iterator[str]:
+def worker_parts(table: WorkerTable, query: WorkerQuery) -> Iterator[str]:
     """Return the list of workers in parts, in the order of their ids, so that a page can begin after any id."""
     yield '{"object": "list", "data": ['
     shown, last_id, has_more = 0, None, False
-    for worker in sorted(registry, key=lambda worker: worker.id):
+    for worker in sorted(table, key=lambda worker: worker.id):
         if worker.id <= query.after:
             continue
-        if registry.get(worker.id) is not worker or not _is_wanted(registry, worker, query):
+        if table.get(worker.id) is not worker or not _is_wanted(table, worker, query):
             yield ""
             continue
         if shown == query.limit:
             has_more = True
             break
-        yield (", " if shown else "") + to_json(
-            registry.describe(worker) if query.full else summary_of(registry, worker)
-        )
+        yield (", " if shown else "") + to_json(describe(table, worker) if query.full else summarize(table, worker))
         shown, last_id = shown + 1, worker.id
     yield f'], "has_more": {to_json(has_more)}, "last_id": {to_json(last_id)}}}'
 
 
-def _is_wanted(registry: Registry, worker: WorkerRecord, query: WorkerQuery) -> bool:
+def _is_wanted(table: WorkerTable, worker: WorkerRecord, query: WorkerQuery) -> bool:
     if query.model is not None and not worker.serves(query.model):
         return False
-    return query.state is None or registry.state(worker) == query.state
-
-
-def summary_of(registry: Registry, worker: WorkerRecord) -> WorkerSummary:
-    """Return a worker as lists show it."""
-    endpoint, lost = registry.endpoint_of(worker), registry.lost(worker.id)
-    return summarize(worker, endpoint, registry.state(worker), lost, trio.current_time())
+    return query.state is None or table.state(worker) == query.state

@@ -9,8 +9,9 @@ import trio
 
 import ichat
 from ichat.admin import views
-from ichat.fleet.registry import Registry
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.requests_in_flight import RequestsInFlight
@@ -22,7 +23,8 @@ from ichat.routing.balancer import Balancer
 class Overview:
     """Looks at the gateway's parts."""
 
-    registry: Registry
+    table: WorkerTable
+    directory: ModelDirectory
     balancer: Balancer
     aliases: Callable[[], Aliases]
     """Returns the names that the configuration maps to models."""
@@ -41,18 +43,18 @@ class Overview:
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""
-        registry, demand, now = self.registry, self.balancer.demand(name), trio.current_time()
+        directory, demand, now = self.directory, self.balancer.demand(name), trio.current_time()
         return views.ModelLoad(
             name,
-            **load_of(registry.availability(name), now),
+            **load_of(directory.availability(name), now),
             queued=demand.waiting,
             waiting_s=round(now - demand.since, 3) if demand.waiting else None,
-            loaded=registry.is_loaded(name),
+            loaded=directory.is_loaded(name),
         )
 
     def machines(self) -> Iterator[MachineView]:
         """Yield the gateway's machine and then the workers' machines."""
-        return machines_of(self.own_machine(), self.registry.machines())
+        return machines_of(self.own_machine(), self.table.machines())
 
     def names(self) -> list[views.AliasView]:
         """Return the names that the configuration maps to models."""

@@ -120,7 +120,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def _worker() -> Schema:
-    """Return the schema of `Registry.describe`: a view, the heartbeat, and the settings of a managed worker."""
+    """Return the schema of `fleet.views.describe`: a view, the heartbeat, and the settings of a managed worker."""
     managed = PARTS["properties"]["managed"]
     ours = properties_of(WorkerView, without=("worker_id", "model_name"))
     return object_of(

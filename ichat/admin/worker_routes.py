@@ -33,8 +33,9 @@ from ichat.fleet.explain import RouteView
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.model_list import Listed, listed_model, listed_models, near_models
 from ichat.fleet.prefix_reports import PrefixReportReceiver
-from ichat.fleet.registry import Registry
+from ichat.fleet.views import describe
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http import sse
 from ichat.http.request_body import read_model_body
 from ichat.observability.logs.store import LogStore
@@ -106,11 +107,11 @@ async def post_prefixes(reports: PrefixReportReceiver) -> Response:
 # Workers.
 
 
-def _known(worker_id: str, registry: Registry) -> WorkerRecord:
+def _known(worker_id: str, table: WorkerTable) -> WorkerRecord:
     """Return the worker of this id. Raises ApiError 404."""
-    worker = registry.get(worker_id)
+    worker = table.get(worker_id)
     if worker is None:
-        ids = [one.id for one in registry]
+        ids = [one.id for one in table]
         names = ", ".join(ids[:NAMED_MAX]) or "none"
         others = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
         raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}{others}.")
@@ -129,15 +130,15 @@ def _known(worker_id: str, registry: Registry) -> WorkerRecord:
     ],
     failures={"400": _WRONG},
 )
-async def get_workers(registry: Registry) -> Response:
+async def get_workers(table: WorkerTable) -> Response:
     """Return all workers, or a page of them."""
-    return long_response(worker_parts(registry, read_worker_query(query_string())))
+    return long_response(worker_parts(table, read_worker_query(query_string())))
 
 
 @operations.add("GET /v1/admin/workers/<worker_id>", response="Worker", failures=_NO_WORKER)
-async def get_worker(worker_id: str, registry: Registry) -> object:
+async def get_worker(worker_id: str, table: WorkerTable) -> object:
     """Return a worker with everything that is known of it."""
-    return registry.describe(_known(worker_id, registry))
+    return describe(table, _known(worker_id, table))
 
 
 @operations.add(
@@ -153,7 +154,7 @@ async def get_worker(worker_id: str, registry: Registry) -> object:
         "503": _ENDING,
     },
 )
-async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: EngineFlags, registry: Registry) -> Response:
+async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: EngineFlags, table: WorkerTable) -> Response:
     """Start a worker, without waiting for it; the next gateway starts it again."""
     spec = read_worker(await read_json(), reloader.config)
     unchecked = await flags.prepare(reloader.config, spec) or None
@@ -162,7 +163,7 @@ async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: Engin
         command, settings = supervisor.command_of(spec), shown_section(spec)
         return json_response(views.LaunchCheck(objections, unchecked, command, settings))
     worker = await supervisor.launch(spec)
-    return json_response(views.Launched(worker.id, registry.state(worker.record)), 202)
+    return json_response(views.Launched(worker.id, table.state(worker.record)), 202)
 
 
 @operations.add(
@@ -170,9 +171,9 @@ async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: Engin
     parameters=[_DRAIN_S],
     failures={**_NO_WORKER, "409": "This gateway has not started it (`not_managed`)."},
 )
-async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader, registry: Registry) -> views.Stopped:
+async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader, table: WorkerTable) -> views.Stopped:
     """Stop a worker that the gateway started, and forget it; answers when nothing of it is left."""
-    worker, managed = _known(worker_id, registry), supervisor.get(worker_id)
+    worker, managed = _known(worker_id, table), supervisor.get(worker_id)
     if managed is None:
         pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
         what = f"was not started by this gateway: stop it where it was started (process {pid} on {host})"
@@ -215,17 +216,18 @@ def _allowed() -> frozenset[str] | None:
 
 
 def _entry(overview: Overview, name: str, model: ModelCard, owner: str) -> dict[str, object]:
-    loaded, created = overview.registry.is_loaded(model.id), int(overview.started_at)
+    loaded, created = overview.directory.is_loaded(model.id), int(overview.started_at)
     return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
 
 
 @operations.add("GET /v1/models", tag="models", response="Models")
 async def get_models(overview: Overview) -> Response:
     """Return the models that can be asked for now."""
-    registry, allowed, aliases = overview.registry, _allowed(), overview.aliases()
+    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
     if allowed is not None:
-        return long_response(_list_parts(overview, sorted(allowed), lambda name: listed_model(name, registry, aliases)))
-    found = await in_turns(listed_models(registry, aliases))
+        entry_of = partial(listed_model, directory=directory, aliases=aliases)
+        return long_response(_list_parts(overview, sorted(allowed), entry_of))
+    found = await in_turns(listed_models(directory, aliases))
     return long_response(_list_parts(overview, sorted(found), found.get))
 
 
@@ -246,11 +248,11 @@ def _list_parts(overview: Overview, names: Iterable[str], find: Callable[[str], 
 )
 async def get_model(name: str, overview: Overview) -> object:
     """Return a model that can be asked for now."""
-    registry, allowed, aliases = overview.registry, _allowed(), overview.aliases()
-    is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, registry.has)))
-    found = listed_model(name, registry, aliases) if is_allowed else None
+    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
+    is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, directory.has)))
+    found = listed_model(name, directory, aliases) if is_allowed else None
     if found is None:
-        raise errors.model_not_found(name, near_models(name, registry, aliases, allowed))
+        raise errors.model_not_found(name, near_models(name, directory, aliases, allowed))
     return _entry(overview, name, *found)
 
 
@@ -269,8 +271,10 @@ async def explain_route(
 ) -> Response:
     """Return where a request would go now, and why; nothing is sent, and nothing changes."""
     question = await read_question(cast("bytes", await request.get_data()), request.args)
-    registry, balancer, settings = overview.registry, overview.balancer, reloader.config.routing
-    view = await explain_request(registry, balancer, overview.aliases(), question, settings=settings, lengths=lengths)
+    balancer, settings = overview.balancer, reloader.config.routing
+    view = await explain_request(
+        overview.directory, overview.table, balancer, overview.aliases(), question, settings=settings, lengths=lengths
+    )
     view = attrs.evolve(view, load=supervisor.loader.preview(view.model))
     return long_response(with_long_list(view, "candidates", view.candidates))
 
@@ -288,16 +292,16 @@ def _failures(conflict: str = "") -> dict[str, str]:
 
 
 @operations.add("POST /v1/admin/models/load", body=MODEL_KEYS, failures=_failures())
-async def load_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
+async def load_model(supervisor: Supervisor, table: WorkerTable) -> views.ModelChange:
     """Load the model of an on-demand worker, and evict others if they are in the way; answers once it is ready."""
-    return await _change(supervisor.loader.load, registry)
+    return await _change(supervisor.loader.load, table)
 
 
 @operations.add("POST /v1/admin/models/unload", body=MODEL_KEYS, parameters=[_DRAIN_S], failures=_failures())
-async def unload_model(supervisor: Supervisor, registry: Registry, reloader: Reloader) -> views.ModelChange:
+async def unload_model(supervisor: Supervisor, table: WorkerTable, reloader: Reloader) -> views.ModelChange:
     """End the process of a model's on-demand worker; answers when nothing of it is left."""
     drain_s = seconds_of("drain_s", reloader.config.timeouts.drain_s)
-    return await _change(partial(supervisor.loader.unload, drain_s=drain_s), registry)
+    return await _change(partial(supervisor.loader.unload, drain_s=drain_s), table)
 
 
 @operations.add(
@@ -305,18 +309,18 @@ async def unload_model(supervisor: Supervisor, registry: Registry, reloader: Rel
     body=MODEL_KEYS,
     failures=_failures(", or it is not loaded, or its engine cannot sleep"),
 )
-async def sleep_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
+async def sleep_model(supervisor: Supervisor, table: WorkerTable) -> views.ModelChange:
     """Have the engine of a model's on-demand worker release its memory, once it has no requests."""
-    return await _change(supervisor.loader.sleep, registry)
+    return await _change(supervisor.loader.sleep, table)
 
 
 @operations.add("POST /v1/admin/models/wake", body=MODEL_KEYS, failures=_failures(", or none of them is asleep"))
-async def wake_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
+async def wake_model(supervisor: Supervisor, table: WorkerTable) -> views.ModelChange:
     """Wake the on-demand worker of a model; answers once it is ready."""
-    return await _change(supervisor.loader.wake, registry)
+    return await _change(supervisor.loader.wake, table)
 
 
-async def _change(change: Callable[[str], Awaitable[str]], registry: Registry) -> views.ModelChange:
+async def _change(change: Callable[[str], Awaitable[str]], table: WorkerTable) -> views.ModelChange:
     """Change the model that the body names; return its new state, and the time that the change needed.
 
     `change` returns the id of the worker that it changed, and raises ApiError.
@@ -326,6 +330,6 @@ async def _change(change: Callable[[str], Awaitable[str]], registry: Registry) -
     began_at = trio.current_time()
     worker_id = await change(model)
     seconds = round(trio.current_time() - began_at, 3)
-    worker = registry.get(worker_id)
-    state = registry.state(worker) if worker is not None else "gone"
+    worker = table.get(worker_id)
+    state = table.state(worker) if worker is not None else "gone"
     return views.ModelChange(model, worker_id, state, seconds)

@@ -7,7 +7,7 @@ import os
 import re
 import select
 import urllib.parse
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ichat.cli.gateway_address import GatewayAddress, find_gateway
@@ -31,6 +31,17 @@ _OPERATORS = ("/v1/admin/", "/v1/logs/", "/v1/models", "/metrics")
 PIECE_BYTES = 64 * 1024
 """The most bytes of an answer that are read at once."""
 
+
+class Waits(NamedTuple):
+    """How long a command waits before it asks again, in seconds."""
+
+    poll_s: float = 0.5
+    """Between two requests for the state of a worker that changes."""
+    again_s: Sequence[float] = (0.25, 0.5, 1.0, 2.0)
+    """Before each further connection to a log without new lines; the last for all later connections."""
+
+
+WAITS = Waits()
 Texts = Mapping[str, str] | None
 Body = Json | bytes | None
 
@@ -62,10 +73,14 @@ class JsonReply(NamedTuple):
     text: str
 
 
-def open_api(args: argparse.Namespace, variables: Iterable[str] = ("ICHAT_ADMIN_KEY", "ICHAT_API_KEY")) -> "Api":
+def open_api(
+    args: argparse.Namespace,
+    variables: Iterable[str] = ("ICHAT_ADMIN_KEY", "ICHAT_API_KEY"),
+    waits: Waits = WAITS,
+) -> "Api":
     """Return the gateway's API with the key of the flags, else of the first variable with a key. Raises Exit 64."""
     keys = [args.api_key, *map(os.environ.get, variables)]
-    return Api(find_gateway(args), next(filter(None, keys), None))
+    return Api(find_gateway(args), next(filter(None, keys), None), waits)
 
 
 class Answer(NamedTuple):
@@ -82,10 +97,11 @@ class Api:
     Each request has a connection of its own, so several threads may call at the same time.
     """
 
-    def __init__(self, place: GatewayAddress, key: str | None) -> None:
+    def __init__(self, place: GatewayAddress, key: str | None, waits: Waits = WAITS) -> None:
         if key is not None and not re.fullmatch(r"[!-~]+", key):
             raise Exit(EXIT_USAGE, "The API key must be printable ASCII characters without blanks.")
         self.place = place
+        self.waits = waits
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         found = None if key else find_secret(place.url, place.state_directory)
         self.own_secret = found[0] if found else ""

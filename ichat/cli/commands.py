@@ -11,7 +11,7 @@ from ichat.cli import chat, explain, keys, logs, models, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
-from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, open_api, worker_path
+from ichat.cli.client import EXIT_REFUSED, WAITS, Api, JsonReply, RequestRefused, Waits, open_api, worker_path
 from ichat.cli.gateway_address import add_flags, config_for
 from ichat.cli.json_values import Json, objects_of
 from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
@@ -41,7 +41,7 @@ def help_of(commands: Iterable[tuple[str, str]]) -> str:
     return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
     """Run the command of COMMANDS that the first word names, and return the exit code.
 
     Raises Exit: 64 for a wrong command line, 69 if there is no gateway, 1 if it refuses.
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     args.engine = launches.engine_arguments(engine_words)
     args.config = config_for(args)
     is_client = name == "chat" or getattr(args, "own", False)
-    api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"])
+    api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"], waits)
     prepare_streams()
     try:
         raise_interrupts()

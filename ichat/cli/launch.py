@@ -15,7 +15,6 @@ from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
 
-POLL_S = 0.5
 LAUNCH_S = 120.0
 """The longest time to check a launch, in seconds: the engine is asked for its flags if they are not known yet."""
 STOP_MORE_S = 90.0
@@ -213,7 +212,7 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
             if timeout_s is not None and spinner.elapsed_s > timeout_s:
                 sentence = f"Worker {worker_id} was not ready within {timeout_s:g} s; it goes on loading."
                 raise Exit(EXIT_REFUSED, sentence)
-            pause(POLL_S)
+            pause(api.waits.poll_s)
     for line in list_of(answer.value.get("last_lines")):
         if one_line(line) != one_line(answer.value.get("cause")):  # it is shown below
             note(log_line(str(line), colours=False))
@@ -249,7 +248,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
     wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
     path = worker_path(args.worker_id)
-    outcome = in_background(lambda: api.call("DELETE", path, params=params, answer_s=wait_s))
+    outcome = in_background(api, lambda: api.call("DELETE", path, params=params, answer_s=wait_s))
     with Spinner() as progress:
         try:
             answer = _wait_until_gone(api, path, outcome, progress, wait_s)
@@ -265,10 +264,10 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
-def in_background(ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:
+def in_background(api: Api, ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:
     """Send the gateway a long request in a thread.
 
-    Return a function that waits POLL_S for the answer, and returns it, or None. It raises a refusal.
+    Return a function that waits `Waits.poll_s` for the answer, and returns it, or None. It raises a refusal.
     """
     outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
 
@@ -280,7 +279,7 @@ def in_background(ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None
 
     def poll() -> JsonReply | None:
         try:
-            given = outcome.get(timeout=POLL_S)
+            given = outcome.get(timeout=api.waits.poll_s)
         except queue.Empty:
             return None
         outcome.put(given)  # for the next call
@@ -301,7 +300,7 @@ def _wait_until_gone(
         if answer is None:
             answer = outcome()
         else:
-            pause(POLL_S)
+            pause(api.waits.poll_s)
         if answer is not None and answer.value.get("state", "stopped") in ("stopped", "gone"):
             return answer
         try:

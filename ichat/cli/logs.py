@@ -16,7 +16,6 @@ AWAY_S = 120.0
 """The longest silence of a gateway while its logs are followed, in seconds; more than SILENCE_S."""
 STATE_S = 5.0
 """The longest wait for a worker's state when it has no lines, in seconds."""
-PAUSES_S = (0.25, 0.5, 1.0, 2.0)
 _ENDED = ("failed", "stopped", "gone")
 
 
@@ -88,7 +87,7 @@ class LogCommand:
                     note(f"{error} Trying again.", "dim")
                 is_away = not is_silent
             pauses = 0 if self._last_id != last_id else pauses + 1
-            pause(PAUSES_S[min(pauses, len(PAUSES_S) - 1)])
+            pause(self._api.waits.again_s[min(pauses, len(self._api.waits.again_s) - 1)])
 
     def _read(self) -> None:
         args = self._args

@@ -74,7 +74,7 @@ def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answe
     drain_s = getattr(args, "drain_s", None)
     params = {} if drain_s is None else {"drain_s": f"{drain_s:g}"}
     path, body = f"/v1/admin/models/{verb}", {"model": args.model}
-    outcome = in_background(lambda: api.call("POST", path, params=params, body=body, answer_s=answer_s))
+    outcome = in_background(api, lambda: api.call("POST", path, params=params, body=body, answer_s=answer_s))
     try:
         answer = _wait(api, args.model, outcome)
     except KeyboardInterrupt:

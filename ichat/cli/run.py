@@ -265,7 +265,7 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     body: Json = {**args.engine, "model_name": name, "model_path": path, **_engine(api, args)}
     if args.gpu_ids is not None:
         body["gpu_ids"] = args.gpu_ids
-    launched = in_background(lambda: api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S))
+    launched = in_background(api, lambda: api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S))
     worker_id = ""
     try:
         worker_id = _answer(launched, f"{name}: examining what it needs")
@@ -289,7 +289,7 @@ def _answer(launched: Callable[[], JsonReply | None], words: str) -> str:
 def _take_back(api: Api, worker_id: str) -> None:
     """End a worker that was launched here."""
     path = worker_path(worker_id)
-    ended = in_background(lambda: api.call("DELETE", path, params={"drain_s": "0"}, answer_s=TAKEN_BACK_S))
+    ended = in_background(api, lambda: api.call("DELETE", path, params={"drain_s": "0"}, answer_s=TAKEN_BACK_S))
     with Spinner() as progress, contextlib.suppress(Exit):
         progress.show(f"{worker_id}: ending it")
         while ended() is None and progress.elapsed_s < TAKEN_BACK_S:

@@ -27,6 +27,8 @@ class EngineTimes:
     """How long requests may take to end by themselves after the engine has died."""
     abort_s: float = 10.0
     """How long an abandoned request may take to end before its connection is closed anyway."""
+    change_s: float = 600.0
+    """The limit for the engine to fall asleep, or to wake up; after that it is given up."""
 
 
 TIMES = EngineTimes()
@@ -74,12 +76,10 @@ class EngineLoop:
         assert self._stopping is not None
         self.post(self._stopping.set)
 
-    def run_soon(
-        self, function: Callable[[], Coroutine[Any, Any, None]], within_s: float, ended: Callable[[object], None]
-    ) -> None:
-        """Run a function as a task; `ended` gets the exception that ended it, or None. Called in Trio.
+    def run_soon(self, function: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[object], None]) -> None:
+        """Run a function as a task, for `change_s` at most; `ended` gets the exception that ended it, or None.
 
-        `ended` is called on the loop, and not if the engine ends first.
+        Called in Trio. `ended` is called on the loop, and not if the engine ends first.
         """
 
         def done(task: asyncio.Task[None]) -> None:
@@ -88,7 +88,7 @@ class EngineLoop:
                 ended(task.exception())
 
         def start() -> None:
-            limited = asyncio.wait_for(function(), within_s)
+            limited = asyncio.wait_for(function(), self._times.change_s)
             task = self._context.copy().run(asyncio.get_running_loop().create_task, limited)
             self._tasks.add(task)
             task.add_done_callback(done)

@@ -193,14 +193,12 @@ class EngineThread:
             rewrite=rewrite,
         )
 
-    def run_soon(
-        self, function: Callable[[], Coroutine[Any, Any, None]], within_s: float, ended: Callable[[object], None]
-    ) -> None:
+    def run_soon(self, function: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[object], None]) -> None:
         """Run a function on the engine's loop; `ended` is called in Trio with the exception that ended it, or None.
 
         `ended` is not called if the engine ends first.
         """
-        self._loop.run_soon(function, within_s, lambda error: self.run_in_trio(functools.partial(ended, error)))
+        self._loop.run_soon(function, lambda error: self.run_in_trio(functools.partial(ended, error)))
 
     def _begin_next(self, next_request: Next, kept: KeptConnection, head: RequestHead, body: bytes) -> bool:
         """Begin a call on the engine's loop; return False if Trio must have the request, to refuse it for example."""

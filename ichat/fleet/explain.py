@@ -10,8 +10,9 @@ import attrs
 
 from ichat.config.schema import Routing
 from ichat.fleet.load_view import LoadView
-from ichat.fleet.registry import Registry
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import State, WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.protocol.messages import Count, Share
 from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
@@ -118,7 +119,7 @@ class RouteView:
 
 
 def explain(
-    registry: Registry, balancer: Balancer, settings: Routing, request: RoutingRequest, now: float
+    directory: ModelDirectory, table: WorkerTable, balancer: Balancer, settings: Routing, request: RoutingRequest
 ) -> RouteView | Unknown:
     """Return where a request would go now, and why; the supervisor knows the cost of a load."""
     decided = balancer.rehearse(request)
@@ -132,7 +133,7 @@ def explain(
     else:
         outcome, reason = _without(decided, request.model, balancer, settings)
         chosen, matched = None, 0
-    views = _candidates(registry, request, match, now, chosen, compares=settings.policy == "prefix_aware")
+    views = _candidates(directory, table, request, match, chosen, compares=settings.policy == "prefix_aware")
     return RouteView(
         model=request.model,
         policy=settings.policy,
@@ -147,24 +148,30 @@ def explain(
 
 
 def _candidates(
-    registry: Registry, request: RoutingRequest, match: Match, now: float, chosen: Endpoint | None, *, compares: bool
+    directory: ModelDirectory,
+    table: WorkerTable,
+    request: RoutingRequest,
+    match: Match,
+    chosen: Endpoint | None,
+    *,
+    compares: bool,
 ) -> Sequence[CandidateView]:
     """Return all that have a request's model; with `compares` those with too much to do are marked."""
-    found = registry.availability(request.model)
+    now, found = table.clock(), directory.availability(request.model)
     ready = found.endpoints if isinstance(found, Ready) else ()
     choice = candidates(ready, request, now)
     overloaded = overloaded_of(choice, match, now) if compares else ()
     views = list[CandidateView]()
-    for endpoint, worker in _having(registry, request.model):
+    for endpoint, worker in _having(directory, table, request.model):
         is_ready = endpoint in ready
         if endpoint is None or not is_ready:
-            reason = _why_not_ready(registry, endpoint, worker)
+            reason = _why_not_ready(table, endpoint, worker)
         else:
             reason = None if endpoint in choice else why_not(endpoint, request, now)
         views.append(
             CandidateView(
                 worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
-                state=registry.state(worker) if worker is not None else "ready" if is_ready else "unhealthy",
+                state=table.state(worker) if worker is not None else "ready" if is_ready else "unhealthy",
                 chosen=endpoint is not None and endpoint is chosen,
                 why_not=reason,
                 overloaded=endpoint in overloaded,
@@ -174,15 +181,17 @@ def _candidates(
     return views
 
 
-def _having(registry: Registry, model: str) -> Iterator[tuple[Endpoint | None, WorkerRecord | None]]:
+def _having(
+    directory: ModelDirectory, table: WorkerTable, model: str
+) -> Iterator[tuple[Endpoint | None, WorkerRecord | None]]:
     """Yield all that have a model: its external routes, else its workers with their endpoints, if these are known."""
-    routes = registry.external.get(model)
+    routes = directory.external.get(model)
     if routes is not None:
         yield from ((route, None) for route in routes)
         return
-    for worker in sorted(registry, key=lambda worker: worker.id):
+    for worker in sorted(table, key=lambda worker: worker.id):
         if worker.serves(model):
-            yield registry.endpoint_of(worker), worker
+            yield table.endpoint_of(worker), worker
 
 
 def _counts_of(endpoint: Endpoint | None, match: Match, now: float) -> dict[str, Any]:
@@ -198,9 +207,9 @@ def _counts_of(endpoint: Endpoint | None, match: Match, now: float) -> dict[str,
     }
 
 
-def _why_not_ready(registry: Registry, endpoint: Endpoint | None, worker: WorkerRecord | None) -> str:
+def _why_not_ready(table: WorkerTable, endpoint: Endpoint | None, worker: WorkerRecord | None) -> str:
     if worker is not None:
-        return registry.why_not_ready(worker).removeprefix(f"worker {worker.id} ")
+        return table.why_not_ready(worker).removeprefix(f"worker {worker.id} ")
     return endpoint.trouble if endpoint is not None else ""
 
 

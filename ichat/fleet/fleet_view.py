@@ -1,4 +1,4 @@
-"""The reads of the fleet by the data plane: nothing else of the registry is known to code that answers requests."""
+"""The reads of the fleet by the data plane: nothing else of it is known to code that answers requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -9,8 +9,8 @@ from ichat.routing.availability import Availability
 from ichat.routing.endpoint import Endpoint
 
 
-class FleetView(Protocol):
-    """The workers and models as the data plane sees them: a `Registry`, or a copy of it in another process."""
+class DirectoryView(Protocol):
+    """The models as the data plane sees them: a `ModelDirectory`, or a copy of it in another process."""
 
     @property
     def external(self) -> Mapping[str, Sequence[Endpoint]]:
@@ -36,6 +36,10 @@ class FleetView(Protocol):
     def story(self, model: str, now: float) -> LoadStory | None:
         """Return the load of a model that will end first; None while none is under way."""
         ...
+
+
+class TableView(Protocol):
+    """The workers as the data plane sees them: a `WorkerTable`, or a copy of it in another process."""
 
     def get(self, worker_id: str) -> WorkerRecord | None:
         """Return the worker of this id."""

@@ -1,27 +1,24 @@
 """Health checks of workers that were started elsewhere, and of external routes (`[health]`).
 
 Workers are asked for `[health] path`, external routes for their `health_path` if they have one. Only the status of the
-response counts; `registry.py` decides what follows from it. A worker of iChat's own reports its state in its
+response counts; `probes.py` decides what follows from it. A worker of iChat's own reports its state in its
 heartbeats. It is asked only if no request has shown for a while that it can be reached, and any response shows that.
 """
 
-import heapq
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, Health
-from ichat.fleet.registry import Registry
+from ichat.fleet.probes import Probes
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
 from ichat.routing.endpoint import Endpoint
 
-OWN_AT_ONCE_MAX = 100
-"""At most this many of iChat's own workers are asked in a round: those that fail, then the longest not seen."""
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
 
@@ -48,27 +45,12 @@ def read_status(target: str, status: int) -> ProbeResult:
     return ProbeResult() if 400 <= status < 500 else ProbeResult(why=f"{target} is answered with {status}")
 
 
-def unseen(registry: Registry, since: float) -> list[tuple[Endpoint, WorkerRecord | None]]:
-    """Return iChat's own workers from elsewhere that should be ready and that have an endpoint not seen since then."""
-
-    def found() -> Iterator[tuple[Endpoint, WorkerRecord]]:
-        for worker in registry:
-            endpoint = registry.endpoint_of(worker)
-            if worker.managed or worker.is_foreign or worker.is_down or worker.is_stale or endpoint is None:
-                continue
-            says_ready = worker.heartbeat is not None and worker.heartbeat.state == "ready"
-            if says_ready and endpoint.seen_at <= since:
-                yield endpoint, worker
-
-    return [*heapq.nsmallest(OWN_AT_ONCE_MAX, found(), key=lambda one: (not one[0].probe_failures, one[0].seen_at))]
-
-
 class HealthChecker:
     """Checks the workers and routes, in rounds."""
 
-    def __init__(self, registry: Registry, settings: Health, proof: Callable[[], bytes], ask_: Ask = ask) -> None:
+    def __init__(self, probes: Probes, settings: Health, proof: Callable[[], bytes], ask_: Ask = ask) -> None:
         """`proof` returns the proof to workers that their gateway asks; empty without a token."""
-        self._registry = registry
+        self._probes = probes
         self._settings = settings
         self._proof = proof
         self._ask = ask_
@@ -89,7 +71,7 @@ class HealthChecker:
             changed = self._changed = trio.Event()
             interval_s = self._settings.interval_s
             if not interval_s:
-                self._registry.forget_probes()
+                self._probes.forget()
             elif trio.current_time() >= last + interval_s:
                 last = trio.current_time()
                 await self._probe_all()
@@ -98,10 +80,10 @@ class HealthChecker:
 
     async def _probe_all(self) -> None:
         now = trio.current_time()
-        own = unseen(self._registry, now - self._settings.interval_s)
+        own = self._probes.unseen(now - self._settings.interval_s)
         for endpoint, _ in own:
             endpoint.see(now)
-        await client.ask_each([*self._registry.to_probe(), *own], self._probe)
+        await client.ask_each([*self._probes.to_probe(), *own], self._probe)
 
     async def _probe(self, asked: tuple[Endpoint, WorkerRecord | None]) -> None:
         endpoint, worker = asked
@@ -119,6 +101,6 @@ class HealthChecker:
             except (OSError, ValueError):
                 finding = ProbeResult(why="it cannot be reached")
         if endpoint.upstream is upstream:  # it may have joined again, elsewhere
-            self._registry.probed(
+            self._probes.record(
                 endpoint, worker, finding.why, is_well=finding.is_well, failures_max=settings.failures_max
             )

@@ -17,7 +17,8 @@ from ichat import errors
 from ichat.config.schema import Config, Limits
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_facts import Registration
-from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_record import AWAY, WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http.parties import party_of
 from ichat.listeners import Listeners
 from ichat.protocol.json_text import parsed
@@ -79,6 +80,7 @@ class HeartbeatReceiver:
     def __init__(
         self,
         registry: Registry,
+        table: WorkerTable,
         auth: Auth,
         limits: Limits,
         *,
@@ -90,6 +92,7 @@ class HeartbeatReceiver:
         `moved` is called when a worker is new, was started again, or is reached elsewhere.
         """
         self._registry = registry
+        self._table = table
         self._auth = auth
         self._per_second_max = limits.heartbeats_per_second_max
         self.gateway_id = gateway_id
@@ -101,7 +104,7 @@ class HeartbeatReceiver:
         """Called with a worker's id and its report on responses that were made in the background."""
 
     def __repr__(self) -> str:
-        return f"<HeartbeatReceiver of {self._registry!r}>"
+        return f"<HeartbeatReceiver of {self._table!r}>"
 
     def reconfigure(self, config: Config) -> None:
         """Use the bound of another configuration from now on."""
@@ -141,7 +144,7 @@ class HeartbeatReceiver:
     def _registered(self, sent: Mapping[str, object], digest: bytes | None, *, is_short: bool) -> WorkerRecord | None:
         """Return the sender of a heartbeat, if its registration is unchanged."""
         worker_id = sent.get("worker_id")
-        worker = self._registry.get(worker_id) if isinstance(worker_id, str) else None
+        worker = self._table.get(worker_id) if isinstance(worker_id, str) else None
         known = worker.registration if worker is not None and worker.heartbeat is not None else None
         if known is None:
             return None
@@ -181,13 +184,13 @@ class HeartbeatReceiver:
 
         The access rules of its route have let the caller join. Raises ApiError: 403, 404.
         """
-        worker = self._registry.get(worker_id)
+        worker = self._table.get(worker_id)
         known = worker.registration if worker is not None else None
         if worker is None or worker.heartbeat is None or known is None:
             raise errors.start_not_found(worker_id)
         host = await self._host_of(worker, known, worker.heartbeat.host, caller)
         self._check_id(attrs.evolve(worker.heartbeat, host=host), caller)
-        if worker.heartbeat.start_id != start_id or self._registry.get(worker_id) is not worker:
+        if worker.heartbeat.start_id != start_id or self._table.get(worker_id) is not worker:
             raise errors.start_not_found(worker_id)
         return worker
 
@@ -206,14 +209,14 @@ class HeartbeatReceiver:
 
     def _check_port(self, heartbeat: Heartbeat) -> None:
         """Raise ApiError 400 if a heartbeat names no port, and the gateway knows no unix socket of its worker."""
-        known = self._registry.get(heartbeat.worker_id)
+        known = self._table.get(heartbeat.worker_id)
         has_socket = heartbeat.unix_socket and known is not None and known.unix_socket is not None
         if heartbeat.port == 0 and heartbeat.state != "gone" and not has_socket:
             raise errors.bad_request("This is not a heartbeat: port: must be from 1 to 65535.")
 
     def _check_id(self, heartbeat: Heartbeat, caller: Caller) -> None:
         """Raise ApiError 403 if the id of a heartbeat is another worker's."""
-        known = self._registry.get(heartbeat.worker_id)
+        known = self._table.get(heartbeat.worker_id)
         if known is None or caller.is_managed_worker:
             return
         if known.managed:
@@ -222,7 +225,7 @@ class HeartbeatReceiver:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to a server that the configuration registers."
             )
-        if known.heartbeat and known.heartbeat.host != heartbeat.host and not self._registry.is_away(known):
+        if known.heartbeat and known.heartbeat.host != heartbeat.host and self._table.state(known) not in AWAY:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
             )
@@ -235,7 +238,7 @@ class HeartbeatReceiver:
         """
         if not heartbeat.registration or heartbeat.group is not None:
             return own_s
-        return interval_of(own_s, len(self._registry), self._per_second_max)
+        return interval_of(own_s, len(self._table), self._per_second_max)
 
     def _record(self, heartbeat: Heartbeat, caller: Caller, registration: Registration | None = None) -> bytes:
         """Record a heartbeat that was checked, and return the response. Raises ApiError 429.
@@ -245,8 +248,8 @@ class HeartbeatReceiver:
         late_usage, sender = heartbeat.late_usage, None if caller.is_managed_worker else party_of(caller.address)
         if late_usage:
             heartbeat = attrs.evolve(heartbeat, late_usage=[])
-        registry, worker_id = self._registry, heartbeat.worker_id
-        recorded = registry.record_heartbeat(heartbeat, sender, registration)
+        worker_id = heartbeat.worker_id
+        recorded = self._registry.record_heartbeat(heartbeat, sender, registration)
         if isinstance(recorded, TooManyWorkers):
             raise errors.too_many_workers(recorded.workers_max)
         if isinstance(recorded, TooMuchRegistered):
@@ -258,12 +261,12 @@ class HeartbeatReceiver:
             self.used_late(worker_id, late_usage)
         if recorded.has_moved:
             self._moved()
-        worker = registry.get(worker_id)
+        worker = self._table.get(worker_id)
         response = HeartbeatResponse(
             status="registered" if recorded.is_new else "ok",
             gateway_id=self.gateway_id,
             heartbeat_interval=heartbeat.heartbeat_interval,
-            lost=registry.lost(worker_id),
+            lost=self._table.lost(worker_id),
             wants_machine=worker is not None and worker.machine is None,
             accepts_short=True,
         )

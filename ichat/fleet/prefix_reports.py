@@ -10,7 +10,7 @@ import trio
 
 from ichat import errors
 from ichat.fleet.heartbeats import HeartbeatReceiver
-from ichat.fleet.registry import Registry
+from ichat.fleet.worker_table import WorkerTable
 from ichat.protocol.prefixes import REPORTED_MAX, parse_report
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_index import PrefixIndex
@@ -30,7 +30,7 @@ class PrefixReportReceiver:
     def __init__(
         self,
         heartbeats: HeartbeatReceiver,
-        registry: Registry,
+        table: WorkerTable,
         index: PrefixIndex,
         *,
         evicted: Callable[[str, int], None],
@@ -40,7 +40,7 @@ class PrefixReportReceiver:
         `evicted` is called with a model and the number of its prefixes that were believed to be cached, and are not.
         """
         self._heartbeats = heartbeats
-        self._registry = registry
+        self._table = table
         self._index = index
         self._evicted = evicted
 
@@ -57,7 +57,7 @@ class PrefixReportReceiver:
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         report = parse_report(sent)
         worker = await self._heartbeats.check_sender(report.worker_id, report.start_id, caller)
-        endpoint = self._registry.endpoint_of(worker)
+        endpoint = self._table.endpoint_of(worker)
         if endpoint is None:
             raise errors.start_not_found(report.worker_id)
         if report.cleared:

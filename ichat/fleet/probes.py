@@ -1,16 +1,19 @@
 """The changes by the results of health checks; `fleet/health_checks.py` asks."""
 
-import itertools
+import heapq
 import logging
 import math
 from collections.abc import Iterator
 
-from ichat.fleet.managed_records import ManagedRecords
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
+OWN_AT_ONCE_MAX = 100
+"""At most this many of iChat's own workers are asked in a round: those that fail, then the longest not seen."""
 KEEP_S = 600.0
 """How often, at most, the state directory records that a worker still answers its health checks."""
 
@@ -41,52 +44,75 @@ def record_probe(
     return was_ill != endpoint.health_failure
 
 
-class ProbedFleet(ManagedRecords):
-    """Workers and external routes with the results of their health checks."""
+class Probes:
+    """Records the results of health checks of workers and external routes."""
 
-    _kept_at = -math.inf
-    """When the state directory was last to record that a worker still answers."""
+    def __init__(self, table: WorkerTable, directory: ModelDirectory) -> None:
+        self._table = table
+        self._directory = directory
+        self._kept_at = -math.inf
+        """When the state directory was last to record that a worker still answers."""
 
-    def routes(self) -> Iterator[Endpoint]:
-        """Return the endpoints of all external routes."""
-        return itertools.chain.from_iterable(self.external.values())
+    def __repr__(self) -> str:
+        return f"<Probes of {self._table!r}>"
 
     def to_probe(self) -> list[tuple[Endpoint, WorkerRecord | None]]:
         """Return the targets of health checks: workers that are not iChat's own, and routes with a health path."""
         return [
             *(
                 (endpoint, worker)
-                for worker in self
+                for worker in self._table
                 if worker.is_foreign and not worker.is_down and (worker.can_return or not worker.is_stale)
-                if (endpoint := self.endpoint_of(worker)) is not None
+                if (endpoint := self._table.endpoint_of(worker)) is not None
             ),
-            *((endpoint, None) for endpoint in self.routes() if endpoint.route and endpoint.route.health_path),
+            *(
+                (endpoint, None)
+                for endpoint in self._directory.routes()
+                if endpoint.route and endpoint.route.health_path
+            ),
         ]
 
-    def probed(
+    def unseen(self, since: float) -> list[tuple[Endpoint, WorkerRecord | None]]:
+        """Return iChat's own workers from elsewhere that should be ready, with their endpoints not seen since then."""
+
+        def found() -> Iterator[tuple[Endpoint, WorkerRecord]]:
+            for worker in self._table:
+                endpoint = self._table.endpoint_of(worker)
+                if worker.managed or worker.is_foreign or worker.is_down or worker.is_stale or endpoint is None:
+                    continue
+                says_ready = worker.heartbeat is not None and worker.heartbeat.state == "ready"
+                if says_ready and endpoint.seen_at <= since:
+                    yield endpoint, worker
+
+        return [*heapq.nsmallest(OWN_AT_ONCE_MAX, found(), key=lambda one: (not one[0].probe_failures, one[0].seen_at))]
+
+    def record(
         self, endpoint: Endpoint, worker: WorkerRecord | None, why: str, *, is_well: bool, failures_max: int
     ) -> None:
         """Record the result of a health check: healthy, `why` not, or nothing.
 
         A healthy worker can be reached, and need not send heartbeats.
         """
-        now, changes = self._clock(), (self.version, self.changes)
+        table = self._table
+        now, before = table.clock(), (table.version, table.changes)
         has_changed = record_probe(endpoint, worker, why, now, is_well=is_well, failures_max=failures_max)
         if worker is None:
-            self._has_ill_routes = any(route.health_failure for route in self.routes())
+            self._directory.find_ill_routes()
         else:
             if is_well and now - self._kept_at > KEEP_S:  # the time is kept, if roughly
-                self._kept_at, self.version = now, self.version + 1
-            self.refresh(worker)
-        if has_changed or changes != (self.version, self.changes):
-            self.changed()
+                self._kept_at = now
+                table.outdate()
+            table.refresh(worker)
+        if has_changed or before != (table.version, table.changes):
+            table.changed()
 
-    def forget_probes(self) -> None:
+    def forget(self) -> None:
         """Forget the results of health checks: there are none any more."""
-        for endpoint in (*self.endpoints(), *self.routes()):
+        endpoints = filter(None, map(self._table.endpoint_of, self._table))
+        for endpoint in (*endpoints, *self._directory.routes()):
             endpoint.forget_probes()
-        self._has_ill_routes = False
-        for worker in self:
+        self._directory.find_ill_routes()
+        for worker in self._table:
             if worker.answers:
                 worker.answers = False
-                self.refresh(worker)
+                self._table.refresh(worker)

@@ -7,6 +7,7 @@ import attrs
 
 from ichat.config.strict import Between
 from ichat.fleet.worker_record import HEALTHY, State, WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.protocol.load_story import LoadStory
 from ichat.protocol.messages import Count, ModelCard, PeerLoss
 from ichat.routing.availability import Availability, Ready
@@ -104,10 +105,8 @@ class WorkerSummary(WorkerFacts):
     """Share of the last minutes' prompt tokens that the engine had in its prefix cache, 0 to 1."""
 
 
-def describe(
-    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
-) -> Mapping[str, Any]:
-    """Return everything known of a worker in this state, as JSON can hold it."""
+def describe(table: WorkerTable, worker: WorkerRecord) -> Mapping[str, Any]:
+    """Return everything known of a worker, as JSON can hold it."""
     heartbeat, end = worker.heartbeat, worker.end
     known: dict[str, Any] = {}
     if heartbeat:
@@ -116,7 +115,7 @@ def describe(
         known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
         known |= {"args": args, "backend_args": args, "phase": worker.phase}
     view = WorkerView(
-        **_facts(worker, endpoint, state, lost, now),
+        **_facts(table, worker),
         exit_code=end.exit_code if end else None,
         signal=end.signal if end else None,
         oom_killed=end.oom_killed if end else False,
@@ -126,15 +125,13 @@ def describe(
     return {**known, **worker.settings, **attrs.asdict(view)}
 
 
-def summarize(
-    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
-) -> WorkerSummary:
-    """Return what an overview of all workers shows of one in this state."""
+def summarize(table: WorkerTable, worker: WorkerRecord) -> WorkerSummary:
+    """Return a worker as lists show it."""
     heartbeat = worker.heartbeat
     progress = heartbeat.progress if heartbeat else None
     told = progress or {}
     return WorkerSummary(
-        **_facts(worker, endpoint, state, lost, now),
+        **_facts(table, worker),
         backend=heartbeat.backend if heartbeat else worker.settings.get("backend"),
         host=heartbeat.host if heartbeat else None,
         port=heartbeat.port or None if heartbeat else None,
@@ -148,10 +145,9 @@ def summarize(
     )
 
 
-def _facts(
-    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
-) -> dict[str, Any]:
+def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
     """Return the fields of `WorkerFacts`."""
+    endpoint, state, now = table.endpoint_of(worker), table.state(worker), table.clock()
     heartbeat, end, names = worker.heartbeat, worker.end, worker.names
     return {
         "worker_id": worker.id,
@@ -168,11 +164,11 @@ def _facts(
         "cause": end.cause or None if end else None,
         "retry_in_s": _rest_s(worker.retry_at, now),
         "on_demand": worker.on_demand,
-        "coming": worker.is_coming(state, endpoint.trouble if endpoint else ""),
+        "coming": worker.is_coming(state, table.trouble_of(worker)),
         "ready_in_s": _rest_s(worker.ready_at, now) if state != "ready" else None,
         "load": worker.load.story(now) if worker.load and state in LOADING else None,
         "last_load": worker.last_load.story(now) if worker.last_load else None,
-        "lost": lost,
+        "lost": table.lost(worker.id),
         "heartbeat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat and not worker.server else None,
     }
 

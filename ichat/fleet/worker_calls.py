@@ -6,8 +6,8 @@ from typing import Literal
 
 import trio
 
-from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http import client
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import PROOF_HEADER
@@ -22,14 +22,14 @@ ANSWER_BYTES_MAX = 4096
 """The bytes that are read of a worker's reason for a refusal."""
 
 
-async def request_heartbeats(registry: Registry, proof: bytes) -> None:
+async def request_heartbeats(table: WorkerTable, proof: bytes) -> None:
     """Ask every worker of iChat's own that has sent no heartbeat since the gateway's start, so that none is away.
 
     The proof, if it is not empty, shows them that their gateway asks.
     """
     silent = [
         worker
-        for worker in registry
+        for worker in table
         if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket)
     ]
     await client.ask_each(silent, functools.partial(_ask_for_heartbeat, proof))
@@ -44,7 +44,7 @@ async def _ask_for_heartbeat(proof: bytes, worker: WorkerRecord) -> None:
 
 
 async def change_engine(
-    registry: Registry, worker: WorkerRecord, proof: bytes, to: Literal["asleep", "ready"], within_s: float
+    table: WorkerTable, worker: WorkerRecord, proof: bytes, to: Literal["asleep", "ready"], within_s: float
 ) -> None:
     """Have a worker's engine free its memory, or allocate it again, and wait until the worker reports that.
 
@@ -53,7 +53,7 @@ async def change_engine(
     with trio.fail_after(within_s):
         await _call(worker, "/sleep" if to == "asleep" else "/wake", proof)
         while worker.heartbeat is not None and worker.heartbeat.state != to:
-            await registry.changed.wait()
+            await table.changed.wait()
     if worker.heartbeat is None:
         raise ConnectionError("it has ended")
 

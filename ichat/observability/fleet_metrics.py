@@ -8,8 +8,9 @@ import attrs
 import trio
 from prometheus_client import Metric
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import State, WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineReport, machines_of
 from ichat.observability.exposition import Families
 from ichat.observability.prometheus_families import (
@@ -58,29 +59,31 @@ class FleetMetrics:
 
     def __init__(
         self,
-        registry: Registry,
+        table: WorkerTable,
+        directory: ModelDirectory,
         balancer: Balancer,
         own_machine: Callable[[], MachineReport | None] = lambda: None,
         models_max: int = MODELS_MAX,
     ) -> None:
         """`own_machine` returns the report on the gateway's machine."""
-        self._registry = registry
+        self._table = table
+        self._directory = directory
         self._balancer = balancer
         self._own_machine = own_machine
         self._models_max = models_max
 
     def __repr__(self) -> str:
-        return f"<FleetMetrics of {self._registry!r}>"
+        return f"<FleetMetrics of {self._table!r}>"
 
     def families(self) -> Generator[Families, None, Mapping[str, bool]]:
         """Return the families in parts that each need a millisecond or two.
 
         The generator returns the models of on-demand workers, and whether a worker of each is ready.
         """
-        now, external = trio.current_time(), self._registry.external
+        now, external = trio.current_time(), self._directory.external
         ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in external.items()}
         totals = _Totals(external, ready, self._models_max)
-        workers = sorted(self._registry, key=lambda worker: not worker.managed)
+        workers = sorted(self._table, key=lambda worker: not worker.managed)
         for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
             for metric in self._worker_families(workers[start : start + WORKERS_AT_ONCE], totals, now):
                 yield from families_of(metric)
@@ -93,7 +96,7 @@ class FleetMetrics:
         states = dict[tuple[str, ...], float]()
         endpoints = dict[str, Endpoint]()
         for worker in workers:
-            state, endpoint = self._registry.state(worker), self._registry.endpoint_of(worker)
+            state, endpoint = self._table.state(worker), self._table.endpoint_of(worker)
             states[worker.id, worker.names[0] if worker.names else "", state] = 1
             totals.add(worker, state, serves=state == "ready" and (endpoint is None or _can_serve(endpoint, now)))
             if endpoint is not None:
@@ -111,10 +114,10 @@ class FleetMetrics:
         yield family("ichat_requests_queued", queued)
         yield family("ichat_model_endpoints", ready)
         yield family("ichat_model_starting", totals.coming)
-        routes = [endpoint for endpoints in self._registry.external.values() for endpoint in endpoints]
+        routes = [endpoint for endpoints in self._directory.external.values() for endpoint in endpoints]
         yield from _endpoint_families({route.id.decode(): route for route in routes}, now)
         yield family("ichat_workers", {**dict.fromkeys(STATES, 0), **totals.states})
-        yield from gpu_families_in_parts(machines_of(self._own_machine(), self._registry.machines()))
+        yield from gpu_families_in_parts(machines_of(self._own_machine(), self._table.machines()))
 
 
 def _endpoint_families(endpoints: Mapping[str, Endpoint], now: float) -> Iterable[Metric]:

@@ -14,8 +14,9 @@ import attrs
 import trio
 
 from ichat.config.schema import Config, HistorySettings
-from ichat.fleet.registry import Registry
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
+from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import Histogram
 from ichat.observability.request_record import CLIENT_LEFT
@@ -83,16 +84,18 @@ class History:
     def __init__(
         self,
         settings: HistorySettings,
-        registry: Registry,
+        table: WorkerTable,
+        directory: ModelDirectory,
         balancer: Balancer,
+        *,
         traffic: Callable[[], Iterable[ModelTraffic]],
         in_flight: Callable[[], int],
-        *,
         models_max: int = MODELS_MAX,
         workers_max: int = WORKERS_MAX,
     ) -> None:
         """`traffic` returns the counts of each model, `in_flight` how many requests are under way."""
-        self._registry = registry
+        self._table = table
+        self._directory = directory
         self._balancer = balancer
         self._traffic = traffic
         self._in_flight = in_flight
@@ -134,10 +137,10 @@ class History:
         """Return the events since the last sample, and the current state."""
         models, total, first_byte = self._count_traffic()
         workers, known = dict[str, Values](), list[float]()
-        for number, worker in enumerate(self._registry):
+        for number, worker in enumerate(self._table):
             if number % WORKERS_AT_ONCE == WORKERS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
-            endpoint, heartbeat = self._registry.endpoint_of(worker), worker.heartbeat
+            endpoint, heartbeat = self._table.endpoint_of(worker), worker.heartbeat
             kv_use = heartbeat.progress.get("kv_use") if heartbeat and not worker.is_down else None
             if kv_use is not None:
                 known.append(kv_use)
@@ -176,7 +179,7 @@ class History:
                 len(models) < self._models_max and bool(passed["requests"] or queued)
             )
             if new.model and is_shown:
-                working = load_of(self._registry.availability(new.model), now)["in_flight"]
+                working = load_of(self._directory.availability(new.model), now)["in_flight"]
                 models[new.model] = {
                     "requests": passed["requests"],
                     "output_tokens": passed["output_tokens"],

@@ -13,7 +13,8 @@ import trio
 from prometheus_client import Metric, ProcessCollector
 
 from ichat import __version__
-from ichat.fleet.registry import Registry
+from ichat.fleet.model_directory import ModelDirectory
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineReport
 from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.counts import AliasCounts, LoadCounts, PrefixCounts, ShadowCounts, prefix_families
@@ -85,7 +86,8 @@ class Metrics:
 
     def __init__(
         self,
-        registry: Registry,
+        table: WorkerTable,
+        directory: ModelDirectory,
         balancer: Balancer,
         own_machine: Callable[[], MachineReport | None] = lambda: None,
         loads: Callable[[], LoadCounts] = LoadCounts,
@@ -93,9 +95,9 @@ class Metrics:
         models_max: int = MODELS_MAX,
     ) -> None:
         """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
-        self._registry = registry
+        self._directory = directory
         self._balancer = balancer
-        self._fleet = FleetMetrics(registry, balancer, own_machine, models_max)
+        self._fleet = FleetMetrics(table, directory, balancer, own_machine, models_max)
         self._models_max = models_max
         self._loads = loads
         self._models: dict[str, _Counts] = {}
@@ -212,20 +214,20 @@ class Metrics:
         model = record.model
         if not model or record.error == "model_not_found":
             return False
-        return bool(record.worker) or self._registry.has(model)
+        return bool(record.worker) or self._directory.has(model)
 
     def _begin(self, model: str) -> _Counts:
         """Count a model apart from now on, if there still is one of that name; else together with the others."""
-        if not self._registry.has(model):
+        if not self._directory.has(model):
             return self._models.setdefault(OTHER, _Counts())
         if len(self._models) >= self._models_max:
-            for name in self._models.keys() - self._registry.names() - {OTHER}:
+            for name in self._models.keys() - self._directory.names() - {OTHER}:
                 del self._models[name]
         return self._models.setdefault(model if len(self._models) < self._models_max else OTHER, _Counts())
 
     def _forget(self, now: float) -> None:
         """Forget the models that have been gone for `FORGET_S`; values seen by the last scrape are not lost by that."""
-        known = self._registry.names() | {OTHER}
+        known = self._directory.names() | {OTHER}
         for name, counts in list(self._models.items()):
             if name in known:
                 counts.gone_at = None
@@ -259,7 +261,7 @@ class Metrics:
         """Return the current state and the counts, in parts that each need a millisecond or two."""
         self._forget(trio.current_time())
         is_loaded, loads = (yield from self._fleet.families()), self._loads()
-        loads.forget(self._registry.names())
+        loads.forget(self._directory.names())
         for metric in itertools.chain(
             self._families(), loads.families(is_loaded), self._process.collect(),
             *(families() for families in self.others),

@@ -12,8 +12,8 @@ import attrs
 import trio
 
 from ichat.config.schema import Config
-from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http import client
 from ichat.observability.exposition import Families, MetricFamily, add_twins, escaped, read_steps, written
 from ichat.routing.endpoint import Endpoint
@@ -56,13 +56,13 @@ class Scraper:
     """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
 
     def __init__(
-        self, registry: Registry, workers_max: int, proof: Callable[[], bytes] = bytes, limits: ScrapeLimits = LIMITS
+        self, table: WorkerTable, workers_max: int, proof: Callable[[], bytes] = bytes, limits: ScrapeLimits = LIMITS
     ) -> None:
         """More than `workers_max` ready workers are not asked, none of them.
 
         `proof` returns the proof to workers that were not started here that their gateway asks; it may be empty.
         """
-        self._registry = registry
+        self._table = table
         self._workers_max = workers_max
         self._proof = proof
         self._limits = limits
@@ -98,8 +98,8 @@ class Scraper:
 
     async def _ask_all(self) -> _Round:
         """Return each worker's metrics, unless the workers are too many."""
-        registry = self._registry
-        ready = [(one, registry.endpoint_of(one)) for one in registry if registry.state(one) == "ready"]
+        table = self._table
+        ready = [(one, table.endpoint_of(one)) for one in table if table.state(one) == "ready"]
         workers = [(worker, endpoint) for worker, endpoint in ready if endpoint is not None]
         if len(workers) > self._workers_max:
             return _Round({}, left_out=len(workers))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ichat.config.schema import Config
-from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.fleet_view import DirectoryView, TableView
 from ichat.http.body_mover import ChunkGapHistogram
 from ichat.http.pool import Pool
 from ichat.proxy.engine_control import DropNotices
@@ -25,21 +25,23 @@ class GatewayContext:
         auth: Auth,
         quotas: Quotas,
         *,
-        registry: FleetView,
+        directory: DirectoryView,
+        table: TableView,
         balancer: Balancer,
         pool: Pool,
         gaps: Callable[[str], ChunkGapHistogram],
         shadows: Shadows,
     ) -> None:
         """`gaps` returns the histogram for the gaps in a model's streams."""
-        self.registry = registry
+        self.directory = directory
+        self.table = table
         self.balancer = balancer
         self.pool = pool
         self.gaps = gaps
         self.shadows = shadows
         self.prompt_lengths = PromptLengths()
         self.quotas = quotas
-        self.late_usage = LateUsageBook(registry)
+        self.late_usage = LateUsageBook(table)
         self.drop_notices = DropNotices()
         self.auth = auth
         self.reconfigure(config)

@@ -96,8 +96,8 @@ class Desk:
 
     def _seems_too_long(self, step: Lookup) -> bool:
         """Return whether the prompt seems too long for a model, and not for the model for longer prompts."""
-        registry, lengths = self._context.registry, self._context.prompt_lengths
-        return seems_too_long(registry, lengths, step.model, step.longer, self._progress.prompt_bytes)
+        directory, lengths = self._context.directory, self._context.prompt_lengths
+        return seems_too_long(directory, lengths, step.model, step.longer, self._progress.prompt_bytes)
 
     def _look_up(self, step: Lookup) -> Outcome | Found:
         """Lease an endpoint that has a free place now."""
@@ -169,7 +169,7 @@ class Desk:
         """Return the outcome of a refusal; `bound` is that of the load that it waited for, if it did."""
         context, key, model = self._context, self._progress.caller.key, self._progress.model
         allowed = None if key is None else key.models
-        known = partial(near_models, model, context.registry, context.aliases, allowed)
+        known = partial(near_models, model, context.directory, context.aliases, allowed)
         bound = bound or WaitBound("queue_s", context.timeouts.queue_s)
         failure = Failure.of(no_lease(refusal, model, known, bound, trio.current_time()))
         return Outcome("refused", failure=failure, reason=reason)

@@ -76,7 +76,7 @@ class Exchange:
         progress.model, progress.body, progress.is_stream = asked.model, asked.body, asked.is_stream
         name, aliases = asked.model, context.aliases
         if aliases.by_name:
-            name = aliases.name_for(name, context.registry.has)
+            name = aliases.name_for(name, context.directory.has)
         self._admit(asked.model, name)
         try:
             route, step = self._begin(asked, name)
@@ -152,7 +152,9 @@ class Exchange:
         if name in context.aliases.by_name:
             plan = context.aliases.plan(name, self._desk.session, context.balancer.prospect)
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
-            plan, self._desk.only = continue_response(context.registry, asked.previous_response_id, asked.model, plan)
+            plan, self._desk.only = continue_response(
+                context.directory, context.table, asked.previous_response_id, asked.model, plan
+            )
             if self._desk.only is not None:
                 check_continued(context, progress.caller, asked.previous_response_id)
         if plan is None:

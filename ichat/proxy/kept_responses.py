@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from ichat import errors
-from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.fleet_view import DirectoryView, TableView
 from ichat.fleet.responses import ResponseMissing, continued_among, continued_by, holder_of
 from ichat.http.request import Request
 from ichat.observability.access_log import shown_path
@@ -31,7 +31,7 @@ def kept_response(context: GatewayContext, request: Request, caller: Caller) -> 
     check_path(request.path)
     _, _, _, id_, *rest = request.path.split(b"/", 4)
     response_id, below = id_.decode("latin-1"), b"".join(rest)
-    worker = holder_of(context.registry, response_id)
+    worker = holder_of(context.table, response_id)
     if isinstance(worker, ResponseMissing):
         raise response_missing(worker)
     methods = _METHODS.get(below)
@@ -43,25 +43,25 @@ def kept_response(context: GatewayContext, request: Request, caller: Caller) -> 
     models = worker.names[:1]
     if (allowed := _models_of(context, caller)) is not None:
         models = [model for model in allowed if worker.serves(model) and is_of_model(response_id, model)]
-    endpoint = context.registry.endpoint_of(worker)
+    endpoint = context.table.endpoint_of(worker)
     if not models or endpoint is None:
         raise errors.response_not_found(response_id, _NOT_FOR)
     return models[0], endpoint
 
 
 def continue_response(
-    registry: FleetView, response_id: str, model: str, plan: Plan | None
+    directory: DirectoryView, table: TableView, response_id: str, model: str, plan: Plan | None
 ) -> tuple[Plan | None, Endpoint | None]:
     """Return the plan that is left for a request that continues a response, and the only endpoint that keeps it.
 
     The plan is None for the name of a model, the endpoint is None where only an upstream knows. Raises ApiError 404.
     """
     if plan is None:
-        found = continued_by(registry, response_id, model)
+        found = continued_by(directory, table, response_id, model)
         if isinstance(found, ResponseMissing):
             raise response_missing(found, "previous_response_id")
         return None, found
-    left = continued_among(registry, response_id, tuple(dict.fromkeys(plan.targets + plan.alias.models)))
+    left = continued_among(directory, table, response_id, tuple(dict.fromkeys(plan.targets + plan.alias.models)))
     if isinstance(left, ResponseMissing):
         raise response_missing(left, "previous_response_id")
     return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ichat.errors import ApiError, bad_request
-from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.fleet_view import TableView
 from ichat.listeners import Listeners
 from ichat.observability.request_record import UsedTokens
 from ichat.protocol.usage import LateUsage, new_ticket
@@ -32,8 +32,8 @@ class Spender(NamedTuple):
 class LateUsageBook:
     """Responses that are being made in the background. Purely synchronous."""
 
-    def __init__(self, registry: FleetView) -> None:
-        self._registry = registry
+    def __init__(self, table: TableView) -> None:
+        self._table = table
         self._spenders: dict[str, Spender] = {}
         """By ticket, the oldest first."""
         self._by_key: dict[str, int] = {}
@@ -92,7 +92,7 @@ class LateUsageBook:
                 self.used(spender, UsedTokens(one.input, one.output, min(one.cached, one.input)))
 
     def _start_of(self, worker: str) -> str:
-        known = self._registry.get(worker)
+        known = self._table.get(worker)
         return known.heartbeat.start_id if known is not None and known.heartbeat is not None else ""
 
 

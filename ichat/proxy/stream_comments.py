@@ -57,8 +57,8 @@ def end_load(context: GatewayContext, progress: RequestProgress) -> None:
 
 
 def _load_comment_of(context: GatewayContext, progress: RequestProgress) -> bytes:
-    registry, model, now = context.registry, progress.model, trio.current_time()
-    found, story = registry.availability(model), registry.story(model, now)
+    directory, model, now = context.directory, progress.model, trio.current_time()
+    found, story = directory.availability(model), directory.story(model, now)
     words = found.words(now) if isinstance(found, Loadable) else ""
     return load_comment(model, words if story is None else story_of(story))
 

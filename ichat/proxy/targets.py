@@ -2,7 +2,7 @@
 
 import math
 
-from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.fleet_view import DirectoryView
 from ichat.http.request_body import RequestBody
 from ichat.proxy.steps import BodyEdits, RequestRoute
 from ichat.routing.aliases import Plan
@@ -43,13 +43,13 @@ async def body_for(body: RequestBody, edits: BodyEdits, name: str) -> RequestBod
     return await body.edited({**values, "model": body.text(edits.model)}, drop)
 
 
-def seems_too_long(registry: FleetView, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
+def seems_too_long(directory: DirectoryView, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
     """Return whether a prompt of this size is clearly too long for a model, by earlier prompts; 0: not measurable.
 
     That is only an estimate: it counts where `longer`, the model for longer prompts, is ready.
     """
-    found = registry.availability(model) if bytes_in else None
-    if not isinstance(found, Ready) or not isinstance(registry.availability(longer), Ready):
+    found = directory.availability(model) if bytes_in else None
+    if not isinstance(found, Ready) or not isinstance(directory.availability(longer), Ready):
         return False
     return lengths.is_too_long(model, bytes_in, found.endpoints)
 

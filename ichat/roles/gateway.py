@@ -29,8 +29,8 @@ from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.fleet.registry import Registry
 from ichat.fleet.waiting import retry_forever
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
 from ichat.http.front_door import FrontDoor
 from ichat.http.listeners import open_listeners, port_of
@@ -139,7 +139,7 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
     await nursery.start(control.ledger.run)
-    nursery.start_soon(control.log_store.follow_forever, LogSources(control.registry, control.auth))
+    nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
     nursery.start_soon(reap_forever, lambda: supervisor.pids)
     nursery.start_soon(data.metrics.watch_loop_forever)
@@ -195,21 +195,21 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
 class LogSources:
     """The workers with lines to fetch, and their addresses."""
 
-    def __init__(self, registry: Registry, auth: Auth) -> None:
-        self._registry, self._auth = registry, auth
+    def __init__(self, table: WorkerTable, auth: Auth) -> None:
+        self._table, self._auth = table, auth
         self._known: tuple[int, bytes] | None = None
-        """The version of the registry, and the proof, for which `_found` was read."""
+        """The version of the table, and the proof, for which `_found` was read."""
         self._found: Mapping[str, LogSource] = {}
 
     def __call__(self) -> Mapping[str, LogSource]:
         """Return them by the workers' ids: the same mapping while nothing has changed."""
-        known = (self._registry.version, self._auth.proof)
+        known = (self._table.version, self._auth.proof)
         if known != self._known:
             self._known, self._found = known, dict(self._read(self._auth.proof))
         return self._found
 
     def _read(self, proof: bytes) -> Iterator[tuple[str, LogSource]]:
-        for worker in self._registry:
+        for worker in self._table:
             has_source = worker.heartbeat is not None and worker.server is None and not worker.is_piped
             if worker.heartbeat is not None and has_source and not worker.is_down:
                 heartbeat, shown = worker.heartbeat, b"" if worker.managed else proof

@@ -19,12 +19,11 @@ from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
 from ichat.config.load import contradictions_of_all_limits
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.health_checks import HealthChecker
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.registered_servers import Server, read_servers
-from ichat.fleet.registry import Registry
 from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import MachineMonitor
 from ichat.http.front_door import FrontDoor
@@ -94,7 +93,7 @@ class Control:
     """The parts that know and start workers, and keep data beyond a request; nothing runs yet."""
 
     auth: Auth
-    registry: Registry
+    fleet: Fleet
     balancer: Balancer
     """Its queues show which models to load."""
     quotas: Quotas
@@ -147,20 +146,20 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
 
 def build_control(config: Config, with_made: Config, parts: SecureParts, state: StateDirectory) -> Control:
     """Make the parts that know and start workers; `with_made` has the keys, too, that were made over the API."""
-    registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, config.timeouts.wedged_after_s)
-    registry.reconfigure(config)
-    registry.use_servers(parts.servers)
-    balancer = Balancer(registry.availability, trio.current_time, config.routing)
-    registry.changed.add(balancer.dispatch_waiting)
+    fleet = Fleet(parts.external, trio.current_time, config.routing.max_in_flight, config.timeouts.wedged_after_s)
+    fleet.reconfigure(config)
+    fleet.registry.use_servers(parts.servers)
+    balancer = Balancer(fleet.directory.availability, trio.current_time, config.routing)
+    fleet.table.changed.add(balancer.dispatch_waiting)
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
-    ledger = Ledger(config.usage, UsageStore(state.path), registry.has, quotas)
+    ledger = Ledger(config.usage, UsageStore(state.path), fleet.directory.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
     heartbeats = HeartbeatReceiver(
-        registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
+        fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
-    supervisor = Supervisor(config, registry, balancer, log_store, state)
+    supervisor = Supervisor(config, fleet, balancer, log_store, state)
     monitor = MachineMonitor(lambda: supervisor.pids, gpus=supervisor.gpus)
-    return Control(parts.auth, registry, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
+    return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
 
 
 def build_data_plane(
@@ -170,19 +169,20 @@ def build_data_plane(
     from ichat.admin.open_routes import OpenRoutes  # its frameworks are not needed to report a wrong configuration
     from ichat.admin.openapi import document
 
-    auth, registry, balancer, timeouts = control.auth, control.registry, control.balancer, config.timeouts
-    fleet: FleetView = registry
+    auth, fleet, balancer, timeouts = control.auth, control.fleet, control.balancer, config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
-    metrics = Metrics(registry, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts)
+    metrics = Metrics(
+        fleet.table, fleet.directory, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts
+    )
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     context = GatewayContext(
         config, auth, control.quotas,
-        registry=fleet, balancer=balancer, gaps=metrics.gaps, pool=pool,
+        directory=fleet.directory, table=fleet.table, balancer=balancer, gaps=metrics.gaps, pool=pool,
         shadows=Shadows(balancer, pool, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip
     prefix_reports = PrefixReportReceiver(
-        control.heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted
+        control.heartbeats, fleet.table, balancer.prefixes, evicted=metrics.prefixes_evicted
     )
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
@@ -202,11 +202,14 @@ def _build_operation(
     from ichat.admin.app import make_app, serve
     from ichat.supervisor.engine_flags import EngineFlags
 
-    auth, registry, balancer, ledger = control.auth, control.registry, control.balancer, control.ledger
+    auth, fleet, balancer, ledger = control.auth, control.fleet, control.balancer, control.ledger
     context, metrics = data.context, data.metrics
-    checker = HealthChecker(registry, config.health, lambda: auth.proof)
-    scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: auth.proof)
-    history = History(config.history, registry, balancer, metrics.traffic, lambda: metrics.in_flight)
+    checker = HealthChecker(fleet.probes, config.health, lambda: auth.proof)
+    scraper = Scraper(fleet.table, config.limits.scraped_workers_max, lambda: auth.proof)
+    history = History(
+        config.history, fleet.table, fleet.directory, balancer,
+        traffic=metrics.traffic, in_flight=lambda: metrics.in_flight,
+    )  # fmt: skip
     in_force = ConfigInForce(config)
     put_in_force = functools.partial(
         put_keys_in_force, auth=auth, quotas=control.quotas, metrics=metrics, in_force=in_force
@@ -217,15 +220,15 @@ def _build_operation(
     )  # fmt: skip
     # Every component with a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
+        fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
-        auth, registry, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled
+        auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled
     )
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
     overview = Overview(
-        registry, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
+        fleet.table, fleet.directory, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
     )  # fmt: skip
     events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
@@ -235,7 +238,7 @@ def _build_operation(
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, lambda: reloader.state.families()))  # noqa: PLW0108 the state is replaced
     shown = [
-        registry, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
+        fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
         control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
@@ -250,7 +253,7 @@ class Reconfiguration:
     """Applies another configuration to every component that holds a part of it."""
 
     auth: Auth
-    registry: Registry
+    fleet: Fleet
     door: FrontDoor[Caller]
     balancer: Balancer
     key_store: KeyStore
@@ -268,16 +271,17 @@ class Reconfiguration:
                 )
         parts = secure_parts(config, self.key_store.made, self.auth.secret)
         for worker_id in parts.servers:
-            if (known := self.registry.get(worker_id)) is not None and known.managed:
+            if (known := self.fleet.table.get(worker_id)) is not None and known.managed:
                 what = f"{worker_id!r} is the id of a worker that this gateway manages: name another"
                 raise Exit(EXIT_USAGE, f"registered_servers: worker_id {what}.")
         return functools.partial(self._apply, config, parts)
 
     def _apply(self, config: Config, parts: SecureParts, old: Config) -> None:
-        self.registry.use_routes(_with_kept_routes(parts.external, self.registry.external, old, config))
-        self.registry.use_servers(parts.servers)
+        directory = self.fleet.directory
+        directory.use_routes(_with_kept_routes(parts.external, directory.external, old, config))
+        self.fleet.registry.use_servers(parts.servers)
         if parts.auth.token != self.auth.token:
-            self.registry.require_reauthentication()
+            self.fleet.table.require_reauthentication()
         self.auth.replace(parts.auth)
         self.door.use_certificate(parts.tls)
         with_made = self.key_store.made.merged_with(config)

@@ -20,8 +20,6 @@ from ichat.protocol.messages import WorkerState
 
 log = logging.getLogger(__name__)
 
-CHANGE_MAX_S = 600.0
-"""The limit for an engine to fall asleep, or to wake up; after that the engine is given up."""
 IDLE_S, IDLE_POLL_S = 1.0, 0.02
 """How long requests may still take to end: clients have a response before the engine has ended the request."""
 _FALLING_ASLEEP, _ASLEEP, _WAKING_UP = "falling asleep", "asleep", "waking up"
@@ -100,7 +98,7 @@ class WorkerSleep:
         change = self._under_way = _Change(before, after)
         self._changed()
         log.info("%s", during)
-        self._thread.run_soon(function, CHANGE_MAX_S, functools.partial(self._end, change))
+        self._thread.run_soon(function, functools.partial(self._end, change))
         await wait_any(change.ended.wait, self._thread.ended.wait)
         self._thread.check_ready()
         if change.refusal is not None:

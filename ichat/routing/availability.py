@@ -61,7 +61,7 @@ class Loadable:
     reasons: str
     """Of each of its workers, for operators."""
     ready_at: float | None
-    """When it will probably be ready, by the registry's clock; None: not known."""
+    """When it will probably be ready, in seconds of Trio's clock; None: not known."""
     known: int = 1
     """How many workers have the model."""
     is_coming: bool = False

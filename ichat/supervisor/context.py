@@ -8,10 +8,13 @@ import attrs
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.fleet.registry import Registry
+from ichat.fleet.load_times import LoadTimes
+from ichat.fleet.managed_records import ManagedRecords
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_calls import SLEEP_S, change_engine
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.obstacles import obstacles_of
 from ichat.protocol.load_story import STARTING
@@ -29,7 +32,11 @@ class SupervisorContext:
 
     config: Config
     """The newest configuration."""
-    registry: Registry
+    table: WorkerTable
+    directory: ModelDirectory
+    managed: ManagedRecords
+    load_times: LoadTimes
+    """The durations of the last loads."""
     host: Host
     """Where the workers run."""
     remember: Callable[[], None]
@@ -81,19 +88,19 @@ class SupervisorContext:
 
     async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> HostProcess:
         """Start a worker's first process. Raises OSError or ValueError if that cannot be."""
-        self.registry.enter_load(worker, STARTING)
-        self.registry.set_piped(worker, is_piped=True)
+        self.managed.enter_load(worker, STARTING)
+        self.managed.set_piped(worker, is_piped=True)
         return await self.host.spawn(self.config, worker.id, spec)
 
     def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
         """Go on with a process that an earlier gateway has started."""
-        self.registry.set_piped(worker, is_piped=False)
+        self.managed.set_piped(worker, is_piped=False)
         return self.host.adopt(worker.id, spec, adopted)
 
     async def change_engine(self, worker: WorkerRecord, to: Literal["asleep", "ready"]) -> None:
         """Have a worker's engine free its memory, or allocate it again. Raises one of `client.FAILURES`."""
         within_s = SLEEP_S if to == "asleep" else self.config.timeouts.load_s
-        await change_engine(self.registry, worker, self.proof, to, within_s)
+        await change_engine(self.table, worker, self.proof, to, within_s)
 
     def not_started(self, worker: WorkerRecord, cause: str) -> RunResult:
         """Return the result of a start that had no process."""
@@ -112,8 +119,8 @@ class SupervisorContext:
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts
             is_unheard = process.is_adopted and worker.heartbeat is None
-            progress.record(self.registry.state(worker, sees_drain=False), now, is_unheard=is_unheard)
+            progress.record(self.table.state(worker, sees_drain=False), now, is_unheard=is_unheard)
             if why := progress.failure(timeouts, now):
                 return why
-            with trio.move_on_at(min(*progress.deadlines(timeouts), self.registry.state_until(worker))):
-                await self.registry.changed.wait()
+            with trio.move_on_at(min(*progress.deadlines(timeouts), self.table.state_until(worker))):
+                await self.table.changed.wait()

@@ -44,9 +44,10 @@ class Loader:
     def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
         """`workers` are all managed workers; those that are not loaded on demand are left alone."""
         self.counts = LoadCounts()
-        self._times = context.registry.loads.times
+        self._times = context.load_times
         self._context = context
-        self._registry = context.registry
+        self._table = context.table
+        self._directory = context.directory
         self._balancer = balancer
         self._workers = workers
         self._watched: dict[str, WatchedWorker] = {}
@@ -68,7 +69,7 @@ class Loader:
 
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
-        self._registry.changed.add(self._on_registry_change)
+        self._table.changed.add(self._on_worker_change)
         self._balancer.wanted.add(lambda _: self.review())
         while True:
             self._changed = trio.Event()
@@ -82,7 +83,7 @@ class Loader:
             with trio.move_on_at(self._look_at):
                 await self._changed.wait()
 
-    def _on_registry_change(self) -> None:
+    def _on_worker_change(self) -> None:
         if self._watched:
             self._changed.set()
 
@@ -123,7 +124,7 @@ class Loader:
             demand = self._balancer.demand(*worker.record.names)
             if not demand.waiting or worker.is_leaving:
                 continue
-            is_served = all(isinstance(self._registry.availability(name), Ready) for name in worker.record.names)
+            is_served = all(isinstance(self._directory.availability(name), Ready) for name in worker.record.names)
             if not (is_served and worker.phase in ("cold", "down", "asleep")):
                 found[worker.spec.model_name] = demand
         return found
@@ -135,7 +136,7 @@ class Loader:
             self._watched.pop(worker_id).follow(None)
         watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in found]
         for one in watched:
-            one.follow(self._registry.endpoint_of(one.worker.record))
+            one.follow(self._table.endpoint_of(one.worker.record))
             if (result := one.pop_result(now)) is not None:
                 self.counts.loaded(one.model, *result)
         return [one.candidate(now, has_gpus=self._has_gpus) for one in watched]
@@ -165,7 +166,7 @@ class Loader:
     def _expect(self, watched: WatchedWorker, kind: LoadKind, began_at: float) -> None:
         expected_s = self._times.expected(watched.model, kind)
         at = None if expected_s is None else began_at + expected_s
-        self._registry.expect_ready(watched.worker.record, at)
+        self._context.managed.expect_ready(watched.worker.record, at)
 
     # Commands.
 
@@ -175,12 +176,12 @@ class Loader:
         Raises ApiError: 404 and 409 where no on-demand worker has the model, 503 where it is not loaded.
         """
         workers, timeouts = self._workers_of(model), self._context.config.timeouts
-        found = self._registry.availability(model)
+        found = self._directory.availability(model)
         if isinstance(found, Ready):
             return found.endpoints[0].id.decode()
         for worker in workers:
             worker.life.forgive()
-        if isinstance(found := self._registry.availability(model), NotReady):
+        if isinstance(found := self._directory.availability(model), NotReady):
             raise _error_of(found, model, 0.0)
         name, within_s = workers[0].spec.model_name, timeouts.load_s + timeouts.load_wait_s
         self._commands[name] += 1
@@ -203,7 +204,7 @@ class Loader:
             worker.life.unload(drain_s)
         with trio.move_on_after(drain_s + self._context.config.timeouts.stop_s + END_S):
             while any(one.phase == "ending" and not one.is_leaving for one in workers):
-                await self._registry.changed.wait()
+                await self._table.changed.wait()
             return workers[0].id
         raise errors.model_not_ready(model, f"worker {workers[0].id} does not end", RETRY_AFTER_S)
 
@@ -223,7 +224,7 @@ class Loader:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
         worker.life.sleep()
         while worker.life.is_falling_asleep:
-            await self._registry.changed.wait()
+            await self._table.changed.wait()
         if worker.life.failed_change or not worker.pid:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id
@@ -251,8 +252,8 @@ class Loader:
         """Return the on-demand workers of this model. Raises ApiError 404, and 409 where none is loaded on demand."""
         found = [one for one in self._workers.values() if not one.is_leaving and model in one.record.names]
         on_demand = [one for one in found if one.is_on_demand]
-        if not on_demand and not self._registry.has(model):
-            raise errors.model_not_found(model, self._registry.names_near(model, self._registry.has))
+        if not on_demand and not self._directory.has(model):
+            raise errors.model_not_found(model, self._directory.names_near(model, self._directory.has))
         if not on_demand:
             raise _conflict("not_on_demand", f'The model `{model}` has no worker with load = "on_demand".')
         return on_demand

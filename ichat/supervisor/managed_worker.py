@@ -49,23 +49,25 @@ class ManagedWorker:
         self._workers = workers
         self._adopted = adopted
         self._finished = trio.Event()
-        self.record: WorkerRecord = context.registry.expect(
+        self.record: WorkerRecord = context.managed.expect(
             worker_id, [spec.model_name], context.host.socket_of(worker_id)
         )
         is_cold = adopted is None and self.is_on_demand
         actual = NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
-        self.life = WorkerLife(context.registry, self.record, Wanted("cold" if is_cold else "loaded"), actual)
+        self.life = WorkerLife(
+            context.table, context.managed, self.record, Wanted("cold" if is_cold else "loaded"), actual
+        )
         """Its wanted and its actual state. Operators, the loader and reloads change the wanted state."""
         self._describe()
         context.log_store.expect(self.id)
         if is_cold:
-            context.registry.cool(self.record)
+            context.managed.cool(self.record)
 
     def __repr__(self) -> str:
         return f"<ManagedWorker {self.id}: {self.life!r}, process {self.pid}>"
 
     def _describe(self) -> None:
-        self._context.registry.configure(
+        self._context.managed.configure(
             self.record,
             names=[self.spec.model_name],
             max_in_flight=self.spec.max_in_flight,
@@ -137,7 +139,7 @@ class ManagedWorker:
             self.life.forgive()
             self.life.unload()
         else:
-            self._context.registry.drain(self.record, returns=True)
+            self._context.managed.drain(self.record, returns=True)
             self.life.want_new_run()
 
     def begin_removal(self, drain_s: float) -> None:
@@ -148,12 +150,11 @@ class ManagedWorker:
 
     async def remove(self, drain_s: float) -> None:
         """Drain it for this time at most, end it and forget it; return when nothing of it is left."""
-        registry = self._context.registry
         self.begin_removal(drain_s)
         await self._finished.wait()
-        if registry.get(self.id) is self.record:  # another removal of it may have been first
-            registry.stopped(self.record)
-            registry.remove(self.record)
+        if self._context.table.get(self.id) is self.record:  # another removal of it may have been first
+            self._context.managed.stopped(self.record)
+            self._context.table.remove(self.record)
             self._context.log_store.forget(self.id)
 
     # Its life.
@@ -201,9 +202,9 @@ class ManagedWorker:
         async def check() -> None:
             nonlocal problems
             while any(leaves_room_for(one, self) for one in self._workers.values() if one is not self):
-                context.registry.enter_load(self.record, MAKING_ROOM)
-                await context.registry.changed.wait()
-            context.registry.enter_load(self.record, CHECKING)
+                context.managed.enter_load(self.record, MAKING_ROOM)
+                await context.table.changed.wait()
+            context.managed.enter_load(self.record, CHECKING)
             problems = await context.preflight(self.spec, holders_before(self, self._workers))
 
         await wait_any(check, self.life.wait_end)

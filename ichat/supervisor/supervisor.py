@@ -14,9 +14,9 @@ from ichat import errors
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.registered_servers import id_for
-from ichat.fleet.registry import Registry
 from ichat.fleet.worker_calls import request_heartbeats
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
@@ -53,7 +53,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        registry: Registry,
+        fleet: Fleet,
         balancer: Balancer,
         log_store: LogStore,
         state: StateDirectory,
@@ -61,7 +61,9 @@ class Supervisor:
         remember_s: float = REMEMBER_S,
     ) -> None:
         self._state = state
-        self._registry = registry
+        self._registry = fleet.registry
+        self._table = fleet.table
+        self._load_times = fleet.loads.times
         self._changed = trio.Event()
         """Set when there is something to save."""
         self._urgent = trio.Event()
@@ -78,7 +80,9 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
-        self._context = SupervisorContext(config, registry, host, self._remember_soon)
+        self._context = SupervisorContext(
+            config, fleet.table, fleet.directory, fleet.managed, self._load_times, host, self._remember_soon
+        )
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
@@ -106,7 +110,7 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
-        self._registry.loads.times.restore(known.load_seconds, known.load_phases)
+        self._load_times.restore(known.load_seconds, known.load_phases)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -120,11 +124,11 @@ class Supervisor:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._context.config, self.changes(self._context.config))
-            self._registry.changed.add(self._on_registry_change)
+            self._table.changed.add(self._on_worker_change)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
-            nursery.start_soon(request_heartbeats, self._registry, self._context.proof)
+            nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):
@@ -237,19 +241,16 @@ class Supervisor:
         return self._workers.get(worker_id)
 
     def _new_id(self, spec: ManagedWorkerConfig) -> str:
-        return id_for(spec.model_name, {*self._workers, *(worker.id for worker in self._registry)})
+        return id_for(spec.model_name, {*self._workers, *(worker.id for worker in self._table)})
 
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         new_ids = {old_id: new.id for old_id, new in self._replaced.items()}
+        workers = [(one, one.record) for one in self._workers.values() if not one.is_leaving]
         running = [
-            Running(
-                one.id, one.spec, one.is_launched, one.record.has_failed, one.record.is_cold, one.record.is_down,
-                replaced_by=new_ids.get(one.id, ""),
-            )
-            for one in self._workers.values()
-            if not one.is_leaving
-        ]  # fmt: skip
+            Running(one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""))
+            for one, it in workers
+        ]
         engines = self._context.config.engines, config.engines
         return changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
 
@@ -287,8 +288,8 @@ class Supervisor:
         """End the old worker once the new worker is ready, or will be loaded on demand, unless a reload keeps it."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while self._replaced.get(old.id) is new and not (new.is_leaving or old.is_leaving):
-            if new.is_wanted and self._registry.state(new.record) != "ready":
-                await self._registry.changed.wait()
+            if new.is_wanted and self._table.state(new.record) != "ready":
+                await self._table.changed.wait()
             else:
                 self._remove_soon(old, self._context.config.timeouts.drain_s)
         if self._replaced.get(old.id) is new:
@@ -302,8 +303,8 @@ class Supervisor:
         self._changed.set()
         self._urgent.set()
 
-    def _on_registry_change(self) -> None:
-        if self._registry.version != self._written_version:
+    def _on_worker_change(self) -> None:
+        if self._table.version != self._written_version:
             self._changed.set()
 
     async def _remember_forever(self) -> None:
@@ -323,12 +324,10 @@ class Supervisor:
 
     async def _remember(self) -> None:
         """Save the state for the next gateway."""
-        self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._registry.version
+        self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._table.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started, (load_seconds, load_phases) = (
-            [one.saved() for one in self._workers.values()],
-            self._registry.loads.times.saved(),
-        )
+        started = [one.saved() for one in self._workers.values()]
+        load_seconds, load_phases = self._load_times.saved()
 
         def save() -> None:
             heard = [

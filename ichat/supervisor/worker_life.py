@@ -8,9 +8,10 @@ import attrs
 import trio
 
 from ichat.config.schema import Restart
-from ichat.fleet.registry import Registry
+from ichat.fleet.managed_records import ManagedRecords
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
 from ichat.supervisor import life
 from ichat.supervisor.host import HostProcess
@@ -22,10 +23,13 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLife:
-    """The wanted and the actual state of a worker, shown in the registry at every change."""
+    """The wanted and the actual state of a worker, shown in its record at every change."""
 
-    def __init__(self, registry: Registry, record: WorkerRecord, wanted: Wanted, actual: Actual) -> None:
-        self._registry = registry
+    def __init__(
+        self, table: WorkerTable, managed: ManagedRecords, record: WorkerRecord, wanted: Wanted, actual: Actual
+    ) -> None:
+        self._table = table
+        self._managed = managed
         self._record = record
         self.wanted = wanted
         self.actual = actual
@@ -48,7 +52,7 @@ class WorkerLife:
     def phase(self) -> Phase:
         """How far the worker is on the way to serve its model, or to give its room back."""
         self._observe()
-        return life.phase_of(self.wanted, self.actual, self._registry.state(self._record, sees_drain=False))
+        return life.phase_of(self.wanted, self.actual, self._table.state(self._record, sees_drain=False))
 
     @property
     def may_start_at(self) -> float:
@@ -96,23 +100,23 @@ class WorkerLife:
 
     def _show(self, before: Actual, end: WorkerEnd | None) -> None:
         """Have the record show the step from an earlier actual state to the present state."""
-        registry, record, wanted, actual = self._registry, self._record, self.wanted, self.actual
+        table, managed, record, wanted, actual = self._table, self._managed, self._record, self.wanted, self.actual
         earlier, kind = life.absence_of(before), life.absence_of(actual)
         if isinstance(actual, NoProcess) and kind == "failed" and end is not None:
-            registry.fail(record, end, None if actual.may_start_at == math.inf else actual.may_start_at)
+            table.fail(record, end, None if actual.may_start_at == math.inf else actual.may_start_at)
         elif kind == "cold" and earlier != "cold":
-            registry.cool(record, end)
+            managed.cool(record, end)
         elif kind == "stopped" and not earlier:
-            registry.stopped(record)
+            managed.stopped(record)
         elif earlier and not kind:
-            registry.restart(record)
+            managed.restart(record)
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
         if is_drained is None or is_drained == record.is_drained:
-            registry.changed()
+            table.changed()
         elif is_drained:
-            registry.drain(record)
+            managed.drain(record)
         else:
-            registry.resume(record)
+            managed.resume(record)
 
     def load(self) -> None:
         """Want the model loaded; a worker that was cold is shown as started at once."""
@@ -180,8 +184,8 @@ class WorkerLife:
         return life.next_action(self.wanted, self.actual, trio.current_time())
 
     def _observe(self) -> None:
-        """Note the worker's report. Listeners have heard of that already, from the registry."""
-        state = self._registry.state(self._record, sees_drain=False)
+        """Note the worker's report. Listeners have heard of that already, from the table of workers."""
+        state = self._table.state(self._record, sees_drain=False)
         self.wanted, self.actual = life.observed(self.wanted, self.actual, state)
 
     async def wait_changed(self, until: float = math.inf) -> None:

@@ -57,7 +57,7 @@ class WorkerRun:
                 await self._drain()
             elif not worker.on_demand:
                 end = WorkerEnd(describe_exit(process.returncode), progress.ended_at or time.time())
-                context.registry.fail(worker, end, trio.current_time())
+                context.table.fail(worker, end, trio.current_time())
             self._be(Clearing)
         finally:
             is_cancelled = trio.current_effective_deadline() == -math.inf
@@ -99,7 +99,7 @@ class WorkerRun:
             elif action.kind == "wake":
                 await self._change("ready")
             elif life.wanted.state == "asleep":  # it may have to become ready first
-                await wait_any(life.wait_changed, self._context.registry.changed.wait)
+                await wait_any(life.wait_changed, self._context.table.changed.wait)
             else:
                 await life.wait_changed()
 
@@ -137,7 +137,7 @@ class WorkerRun:
     async def _drain(self) -> None:
         """Wait until the worker's requests are answered, for the wanted time at most."""
         life, hurry, began_at = self._life, self._context.hurry, trio.current_time()
-        endpoint = self._context.registry.endpoint_of(self._worker)
+        endpoint = self._context.table.endpoint_of(self._worker)
         while endpoint is not None and endpoint.in_flight and not hurry.is_set():
             drain_s = life.wanted.drain_s
             until = began_at + (self._context.config.timeouts.drain_s if drain_s is None else drain_s)

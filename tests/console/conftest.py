@@ -26,8 +26,9 @@ class Watched:
 
     def __init__(self, context):
         self.wrong = []
-        self.allowed = ["/v1/admin/engines/vllm/flags"]
-        """Parts of messages that a test expects; the launch form asks for vLLM's, which not every machine has."""
+        self.allowed = ["/v1/admin/engines/vllm/flags", "net::ERR_NETWORK_CHANGED"]
+        """Parts of messages that a test expects. The launch form asks for vLLM's flags, which not every machine has.
+        Chromium ends all its requests when the machine gets or loses an address."""
         context.on("weberror", lambda error: self.wrong.append(f"exception: {error.error}"))
         context.on("console", self._console)
         context.on("request", self._request)

@@ -243,6 +243,25 @@ def test_a_gateway_that_goes_away_is_said_and_found_again(make_site, page, conte
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.parametrize("file", ["pages/models.js", "app.js", "vendor/hooks.mjs", "style.css"])
+def test_a_file_that_was_not_loaded_is_loaded_again(site, page, context, file):
+    """The page is opened while the network changes; it says so, and comes by itself."""
+    context.watched.allowed.append("net::ERR_FAILED")
+    lost = []
+
+    def lose(route):
+        if not lost:
+            lost.append(route.request.url)
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route(f"**/{file}", lose)
+    site.open(page)
+    expect(page.locator("body")).to_have_css("margin", "0px")
+    assert lost
+
+
 def test_the_policy_lets_no_other_script_in(site, page, context):
     """An inline script, markup from text, and a request to elsewhere are stopped by the browser itself."""
     context.watched.allowed += ["Content Security Policy", "TrustedHTML", "TrustedScript", "This document requires"]

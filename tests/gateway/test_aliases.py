@@ -592,33 +592,32 @@ async def test_a_target_that_has_just_failed_gets_no_share(routed, autojump_cloc
 
 
 @pytest.fixture
-def contexts(monkeypatch):
-    """Collect the contexts of the gateways that are started."""
+def gateways(monkeypatch):
+    """Collect the components of the gateways that are started."""
     built, build = [], gateway.build
 
     def building(*args):
-        components = build(*args)
-        built.append(components.data.context)
-        return components
+        built.append(build(*args))
+        return built[-1]
 
     monkeypatch.setattr(gateway, "build", building)
     return built
 
 
-def on_demand(registry, model):
+def on_demand(fleet, model):
     """Add a cold worker that is loaded on demand."""
-    worker = registry.expect(f"w-{model}", [model])
-    registry.configure(worker, names=[model], max_in_flight=None, settings={}, on_demand=True)
-    registry.cool(worker)
+    worker = fleet.managed.expect(f"w-{model}", [model])
+    fleet.managed.configure(worker, names=[model], max_in_flight=None, settings={}, on_demand=True)
+    fleet.managed.cool(worker)
     return worker
 
 
-async def test_a_cold_target_is_waited_for_unless_it_fails(serve, served, contexts, connect, nursery):
+async def test_a_cold_target_is_waited_for_unless_it_fails(serve, served, gateways, connect, nursery):
     """A request waits for the load of the first one, or goes on where `loading` is asked for; a failed load leads on."""
     more = N_TO_A_OR_B + N_TO_A_OR_B.replace('"n"', '"quick"') + 'fallback_on = ["loading"]\n'
     client, _ = await served(more, b=answering("b"))
-    registry, balancer = contexts[0].registry, contexts[0].balancer
-    worker = on_demand(registry, "a")
+    fleet, balancer = gateways[0].control.fleet, gateways[0].control.balancer
+    worker = on_demand(fleet, "a")
     status, headers, body = await client.ask("quick")
     assert (status, body, said(headers)) == (200, b"b", (b"b", b"2"))
     answers = []
@@ -630,22 +629,22 @@ async def test_a_cold_target_is_waited_for_unless_it_fails(serve, served, contex
     await until(lambda: balancer.demand("a").waiting == 1)
     listed = json.loads((await client.get(b"/v1/models"))[2])["data"]
     assert {model["id"]: model.get("loaded") for model in listed} == {"a": False, "b": None, "n": False, "quick": False}
-    registry.restart(worker)
+    fleet.managed.restart(worker)
     _, port = await serve(answering("a"))
-    registry.record_heartbeat(Heartbeat("w-a", "a", "127.0.0.1", port, start_id="1", heartbeat_interval=1e3))
+    fleet.registry.record_heartbeat(Heartbeat("w-a", "a", "127.0.0.1", port, start_id="1", heartbeat_interval=1e3))
     await until(lambda: answers)
     assert (answers[0][2], said(answers[0][1])) == (b"a", (b"a", b"1"))
-    registry.cool(worker)
+    fleet.managed.cool(worker)
     nursery.start_soon(ask)
     await until(lambda: balancer.demand("a").waiting == 1)
-    registry.restart(worker)
-    registry.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
+    fleet.managed.restart(worker)
+    fleet.table.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
     await until(lambda: len(answers) == 2)
     assert (answers[1][2], said(answers[1][1])) == (b"b", (b"b", b"2"))
 
 
 async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(
-    served, contexts, connect, nursery, autojump_clock
+    served, gateways, connect, nursery, autojump_clock
 ):
     """The first model's load fails after longer than `queue_s`; the second one's only place is free soon after."""
     go = trio.Event()
@@ -657,8 +656,8 @@ async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(
 
     more = "[routing]\nmax_in_flight = 1\n[timeouts]\nqueue_s = 0.5\n" + N_TO_A_OR_B
     client, upstreams = await served(more, b=held)
-    registry, balancer = contexts[0].registry, contexts[0].balancer
-    worker, answers = on_demand(registry, "a"), []
+    fleet, balancer = gateways[0].control.fleet, gateways[0].control.balancer
+    worker, answers = on_demand(fleet, "a"), []
     other = await connect(client.stream.socket.getpeername()[1])
     nursery.start_soon(other.ask, "b")
     await until(lambda: asked(upstreams["b"]))
@@ -669,27 +668,27 @@ async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(
     nursery.start_soon(ask)
     await until(lambda: balancer.demand("a").waiting == 1)
     await trio.sleep(0.6)
-    registry.restart(worker)
-    registry.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
+    fleet.managed.restart(worker)
+    fleet.table.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
     await until(lambda: balancer.demand("b").waiting == 1)
     go.set()
     await until(lambda: answers)
     assert (answers[0][0], answers[0][2]) == (200, b"held")
 
 
-async def test_another_configuration_is_in_force_at_once(routed, contexts):
+async def test_another_configuration_is_in_force_at_once(routed, gateways):
     """Names come, change and go with a reload; requests under way keep their plan."""
     client, upstreams = await routed(a=answering("a"), b=answering("b"))
     assert (await client.ask("n"))[2] == b"a"
     changed = N_TO_A_OR_B.replace('"a"', '"b"') + '[[models]]\nname = "new"\ntargets = [{ model = "a" }]\n'
-    contexts[0].reconfigure(configuration.parse(changed, "test.toml"))
+    gateways[0].data.context.reconfigure(configuration.parse(changed, "test.toml"))
     assert [(await client.ask(name))[2] for name in ("n", "new")] == [b"b", b"a"]
-    contexts[0].reconfigure(configuration.parse("", "test.toml"))
+    gateways[0].data.context.reconfigure(configuration.parse("", "test.toml"))
     assert code_of((await client.ask("n"))[2]) == "model_not_found"
     assert [len(asked(upstreams[name])) for name in ("a", "b")] == [2, 1]
 
 
-async def test_waits_are_bounded_in_all(served, contexts, connect, nursery, autojump_clock):
+async def test_waits_are_bounded_in_all(served, gateways, connect, nursery, autojump_clock):
     """The second model's queue gets what is left of `timeouts.queue_s`, not as much again."""
     go = trio.Event()
 

@@ -12,7 +12,7 @@ from ichat.admin.changes import FIGURES_AT_ONCE, ToldMarks
 from ichat.admin.events import LOOK_S, EventStreams
 from ichat.admin.overview import Overview
 from ichat.config.schema import HistorySettings, Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.http import sse
 from ichat.observability.history import History
 from ichat.protocol.messages import Heartbeat, LoadPhase, Machine
@@ -181,26 +181,31 @@ async def test_there_is_a_bound_to_streams(gateway_to, connect):
 
 
 @pytest.fixture
-def registry():
-    return Registry({}, trio.current_time, max_in_flight=5)
+def fleet():
+    return Fleet({}, trio.current_time, max_in_flight=5)
 
 
 @pytest.fixture
-async def overview(registry):
-    balancer = Balancer(registry.availability, trio.current_time, Routing())
-    history = History(HistorySettings(), registry, balancer, lambda: (), lambda: 0)
-    return Overview(registry, balancer, lambda: Aliases({}), lambda: None, history, RequestsInFlight(), "g", 0.0)
+async def overview(fleet):
+    balancer = Balancer(fleet.directory.availability, trio.current_time, Routing())
+    history = History(
+        HistorySettings(), fleet.table, fleet.directory, balancer, traffic=lambda: (), in_flight=lambda: 0
+    )
+    more = (lambda: Aliases({}), lambda: None, history, RequestsInFlight(), "g", 0.0)
+    return Overview(fleet.table, fleet.directory, balancer, *more)
 
 
-def beat(registry, worker_id, **more):
-    registry.record_heartbeat(Heartbeat(worker_id=worker_id, model_name="m", host="h", port=1, backend="vllm", **more))
+def beat(fleet, worker_id, **more):
+    fleet.registry.record_heartbeat(
+        Heartbeat(worker_id=worker_id, model_name="m", host="h", port=1, backend="vllm", **more)
+    )
 
 
-async def test_a_load_is_sent_each_second_and_a_phase_at_once(registry, overview, nursery, autojump_clock):
+async def test_a_load_is_sent_each_second_and_a_phase_at_once(fleet, overview, nursery, autojump_clock):
     """Who follows sees the seconds of a load go on, and its phases as they begin."""
     streams = EventStreams(overview)
     nursery.start_soon(streams.run_forever)
-    beat(registry, "w", state="loading", load=[LoadPhase("importing vLLM", 4.0)], heartbeat_interval=3600.0)
+    beat(fleet, "w", state="loading", load=[LoadPhase("importing vLLM", 4.0)], heartbeat_interval=3600.0)
     follower, began_at = streams.follow(wants_requests=False), trio.current_time()
     [(_, state)] = await read(follower)
     assert [one["load"]["phases"][-1]["name"] for one in state["workers"]] == ["importing vLLM"]
@@ -215,20 +220,20 @@ async def test_a_load_is_sent_each_second_and_a_phase_at_once(registry, overview
         row = await row_told()
         assert row["load"]["elapsed_s"] == pytest.approx(4 + trio.current_time() - began_at, abs=0.01)
     assert 2 < trio.current_time() - began_at < 5
-    beat(registry, "w", state="loading", load=[LoadPhase("importing vLLM", 5.0), LoadPhase("loading weights", 0.1)])
+    beat(fleet, "w", state="loading", load=[LoadPhase("importing vLLM", 5.0), LoadPhase("loading weights", 0.1)])
     row = await row_told()
     assert [one["name"] for one in row["load"]["phases"]] == ["importing vLLM", "loading weights"]
 
 
-async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, registry, nursery, autojump_clock):
+async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, fleet, nursery, autojump_clock):
     """A heartbeat that differs from the one before in nothing but the worker's machine is a change."""
     streams = EventStreams(overview)
     nursery.start_soon(streams.run_forever)
-    beat(registry, "w", heartbeat_interval=3600.0)
+    beat(fleet, "w", heartbeat_interval=3600.0)
     follower = streams.follow(wants_requests=False)
     [(_, state)] = await read(follower)
     assert [one["machine"] for one in state["workers"]] == [None]
-    beat(registry, "w", heartbeat_interval=3600.0, machine=Machine(id="boot-1", name="gpu-1"))
+    beat(fleet, "w", heartbeat_interval=3600.0, machine=Machine(id="boot-1", name="gpu-1"))
     with trio.fail_after(5 * LOOK_S):
         while (told := (await read(follower))[0])[0] != "workers":
             pass
@@ -243,35 +248,35 @@ async def read(follower, count=1):
     return [(event.name, json.loads(event.data)) for event in found]
 
 
-async def test_nothing_runs_without_followers(overview, registry, nursery, autojump_clock):
+async def test_nothing_runs_without_followers(overview, fleet, nursery, autojump_clock):
     """The first one to come wakes the task, and the last one to go lets it sleep again."""
     events = EventStreams(overview)
     nursery.start_soon(events.run_forever)
     await trio.sleep(100)
-    assert not registry.changed._listeners
+    assert not fleet.table.changed._listeners
     follower = events.follow(wants_requests=False)
     assert (await read(follower))[0][0] == "state"
-    assert registry.changed._listeners
+    assert fleet.table.changed._listeners
     events.forget(follower)
     await trio.sleep(10)
-    assert not registry.changed._listeners
+    assert not fleet.table.changed._listeners
     follower = events.follow(wants_requests=False)
     await read(follower)
     del follower
     await trio.sleep(10)
-    assert not registry.changed._listeners, "a follower whose client has left without a word is gone as well"
+    assert not fleet.table.changed._listeners, "a follower whose client has left without a word is gone as well"
 
 
-async def test_one_worker_of_many_is_one_workers_json(overview, registry, nursery, autojump_clock):
+async def test_one_worker_of_many_is_one_workers_json(overview, fleet, nursery, autojump_clock):
     """However many workers there are, a change of one of them tells of it alone."""
     for number in range(1000):
-        beat(registry, f"w{number}")
+        beat(fleet, f"w{number}")
     events = EventStreams(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     [(_, state)] = await read(follower)
     assert len(state["workers"]) == 1000
-    beat(registry, "w500", state="draining")
+    beat(fleet, "w500", state="draining")
     [(name, data), *_] = await read(follower)
     assert name in ("workers", "models")
     while name != "workers":
@@ -299,7 +304,7 @@ async def test_figures_take_turns():
 
 
 async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
-    overview, registry, nursery, autojump_clock, monkeypatch
+    overview, fleet, nursery, autojump_clock, monkeypatch
 ):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""
     monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
@@ -309,13 +314,13 @@ async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
     await read(lazy)
     await read(quick)
     for number in range(100):
-        beat(registry, f"w{number}")
+        beat(fleet, f"w{number}")
         await read(quick)
     assert lazy._changes_bytes <= 10_000
     [(name, state)] = await read(lazy)
     assert name == "state"
     assert len(state["workers"]) == 100
-    beat(registry, "w7", state="draining")
+    beat(fleet, "w7", state="draining")
     events_after = await read(lazy)
     assert events_after[0][0] in ("workers", "models")
 

@@ -15,10 +15,11 @@ from support.programs import LIMIT_S
 from ichat.config import load as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import Exit
-from ichat.fleet import health_checks as health
-from ichat.fleet.health_checks import HealthChecker, ProbeResult, read_status
-from ichat.fleet.probes import KEEP_S
-from ichat.fleet.registry import FORGET_S, Registry
+from ichat.fleet.fleet import Fleet
+from ichat.fleet.health_checks import HealthChecker, ProbeResult, ask, read_status
+from ichat.fleet.probes import KEEP_S, OWN_AT_ONCE_MAX
+from ichat.fleet.views import describe, result_of
+from ichat.fleet.worker_table import FORGET_S
 from ichat.http import client
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
@@ -41,13 +42,13 @@ api_base = "http://two/v1"
 
 
 class World:
-    """A registry, and a prober whose questions are answered by `status`: a number, an error, or a function."""
+    """A fleet, and a prober whose questions are answered by `status`: a number, an error, or a function."""
 
     def __init__(self, config=None):
         self.status = 200
         self.asked = []
-        self.registry = Registry(external_endpoints(config or Config()), trio.current_time, 10)
-        self.prober = HealthChecker(self.registry, SETTINGS, lambda: b"proof", self.ask)
+        self.fleet = Fleet(external_endpoints(config or Config()), trio.current_time, 10)
+        self.prober = HealthChecker(self.fleet.probes, SETTINGS, lambda: b"proof", self.ask)
 
     def configure(self, **health):
         self.prober.reconfigure(Config(health=Health(**health)))
@@ -62,13 +63,13 @@ class World:
         return status
 
     def hear(self, **more):
-        self.registry.record_heartbeat(Heartbeat(**{**FOREIGN, **more}))
+        self.fleet.registry.record_heartbeat(Heartbeat(**{**FOREIGN, **more}))
 
     def state(self, worker_id="w"):
-        return self.registry.state(self.registry.get(worker_id))
+        return self.fleet.table.state(self.fleet.table.get(worker_id))
 
     def refusal(self, model="m"):
-        found = self.registry.availability(model)
+        found = self.fleet.directory.availability(model)
         assert isinstance(found, NotReady)
         return found.reasons
 
@@ -94,7 +95,7 @@ async def test_a_worker_that_only_the_gateway_cannot_reach_is_found_without_a_re
             assert world.state() == "ready", "any response shows that it can be reached"
             world.status = OSError("no")
     assert (world.state(), "it cannot be reached" in world.refusal()) == ("unhealthy", True)
-    assert not world.registry.get("w").answers, "its heartbeats are needed all the same"
+    assert not world.fleet.table.get("w").answers, "its heartbeats are needed all the same"
     world.status = 200
     world.hear(start_id="s")
     await trio.sleep(11)
@@ -104,22 +105,22 @@ async def test_a_worker_that_only_the_gateway_cannot_reach_is_found_without_a_re
 
 async def test_a_worker_that_answers_requests_is_not_asked(world, autojump_clock):
     """Nor is one that loads, or a managed one; with many, those that fail go first and then who was longest not seen."""
-    world.registry.expect("managed", ["m"])
+    world.fleet.managed.expect("managed", ["m"])
     world.hear(worker_id="managed", start_id="s")
     world.hear(worker_id="loads", start_id="s", state="loading")
     world.hear(start_id="s", heartbeat_interval=1e3)
-    endpoint = world.registry.endpoint_of(world.registry.get("w"))
+    endpoint = world.fleet.table.endpoint_of(world.fleet.table.get("w"))
     for _ in range(20):
         endpoint.seen_at = trio.current_time()
         await trio.sleep(3)
     assert world.asked == []
     await trio.sleep(21)
     assert len(world.asked) in (1, 2)
-    for number in range(2 * health.OWN_AT_ONCE_MAX):
+    for number in range(2 * OWN_AT_ONCE_MAX):
         world.hear(worker_id=f"w{number}", start_id="s", heartbeat_interval=1e3, port=number + 2)
     world.asked.clear()
     await trio.sleep(30)
-    assert len(world.asked) == 3 * health.OWN_AT_ONCE_MAX
+    assert len(world.asked) == 3 * OWN_AT_ONCE_MAX
 
 
 async def test_a_server_that_answers_checks_needs_one_registration(world, autojump_clock):
@@ -127,7 +128,7 @@ async def test_a_server_that_answers_checks_needs_one_registration(world, autoju
     world.hear()
     await trio.sleep(FORGET_S + 605)
     world.hear(worker_id="another")  # the occasion to forget who is silent
-    assert (world.state(), isinstance(world.registry.availability("m"), Ready)) == ("ready", True)
+    assert (world.state(), isinstance(world.fleet.directory.availability("m"), Ready)) == ("ready", True)
     assert {one[:2] for one in world.asked} == {("127.0.0.1", "/health")}
     assert world.asked[0][2] == {b"x-ichat-proof": b"proof"}
     world.configure(interval_s=0)
@@ -152,27 +153,27 @@ async def test_a_server_that_fails_checks_gets_no_requests_until_it_recovers(wor
     changes = []
     world.hear(heartbeat_interval=3600)
     await trio.sleep(25)
-    world.registry.changed.add(lambda: changes.append(trio.current_time()))
+    world.fleet.table.changed.add(lambda: changes.append(trio.current_time()))
     world.status = status
     await trio.sleep(11)
     assert world.state() == "ready"
     await trio.sleep(30)
     assert world.state() == "unhealthy"
     assert f"worker w fails its health checks: {why}" in world.refusal()
-    assert world.registry.describe(world.registry.get("w"))["failure"] == why
+    assert describe(world.fleet.table, world.fleet.table.get("w"))["failure"] == why
     world.hear(heartbeat_interval=3600)
     assert world.state() == "unhealthy", "whatever its beats say"
     changes.clear()
     world.status = 204
     await trio.sleep(11)
     assert (world.state(), bool(changes)) == ("ready", True)
-    assert world.registry.describe(world.registry.get("w"))["failure"] is None
+    assert describe(world.fleet.table, world.fleet.table.get("w"))["failure"] is None
 
 
 async def test_a_connection_that_failed_is_no_verdict_for_ever(world, autojump_clock):
     """A worker that could not be reached, and never beats again, is back once it answers."""
     world.hear()
-    endpoint = world.registry.endpoint_of(world.registry.get("w"))
+    endpoint = world.fleet.table.endpoint_of(world.fleet.table.get("w"))
     endpoint.fail(trio.current_time())
     assert world.state() == "unhealthy"
     await trio.sleep(11)
@@ -193,7 +194,7 @@ async def test_a_server_without_the_route_is_judged_by_heartbeats(world, status,
 
 async def test_managed_and_unready_workers_are_not_checked(world, autojump_clock):
     """Workers that were started here, and iChat's own that say themselves that they are not ready."""
-    world.registry.expect("w", ["m"])
+    world.fleet.managed.expect("w", ["m"])
     world.hear()
     world.hear(worker_id="own", start_id="1", state="loading")
     await trio.sleep(30)
@@ -217,7 +218,7 @@ async def test_a_check_of_an_old_address_is_ignored(world, autojump_clock):
     world.hear(port=2)
     assert world.state() == "ready"
     await trio.sleep(20)
-    assert (world.state(), world.registry.endpoint_of(world.registry.get("w")).probe_failures) == ("ready", 0)
+    assert (world.state(), world.fleet.table.endpoint_of(world.fleet.table.get("w")).probe_failures) == ("ready", 0)
 
 
 async def test_many_that_hang_are_asked_a_few_at_a_time(world, autojump_clock):
@@ -245,25 +246,25 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
     world = World(configuration.parse(TWO_ROUTES, "test"))
     world.status = 500
     nursery.start_soon(world.prober.probe_forever)
-    one, two = world.registry.availability("far").endpoints
+    one, two = world.fleet.directory.availability("far").endpoints
     await trio.sleep(1)
     assert world.asked == [("one", "/ping", {b"x-key": b"1"})]
     await trio.sleep(30)
-    assert world.registry.availability("far").endpoints == [two]
-    assert "far" in world.registry.models()
+    assert world.fleet.directory.availability("far").endpoints == [two]
+    assert "far" in result_of(world.fleet.directory.model_steps())
     two.health_failure = "it is not well"
     assert "the external route far fails its health checks: /ping is answered with 500" in world.refusal("far")
-    assert "far" not in world.registry.models()
+    assert "far" not in result_of(world.fleet.directory.model_steps())
     world.status = 200
     await trio.sleep(11)
-    assert world.registry.availability("far").endpoints == [one]
+    assert world.fleet.directory.availability("far").endpoints == [one]
     two.health_failure = ""
     world.status = 404
     await trio.sleep(60)
-    assert list(world.registry.availability("far").endpoints) == [one, two]
+    assert list(world.fleet.directory.availability("far").endpoints) == [one, two]
     world.configure(interval_s=0)
     await trio.sleep(2)
-    assert (one.probe_failures, world.registry._has_ill_routes) == (None, False)
+    assert (one.probe_failures, world.fleet.directory._has_ill_routes) == (None, False)
     nursery.cancel_scope.cancel()
 
 
@@ -271,23 +272,23 @@ async def test_a_restart_keeps_servers_that_showed_the_token(world, autojump_clo
     """If it has shown the token that is needed now; others, and iChat's own, must beat. What is written stays fresh."""
     for number, more in enumerate(({}, {}, {"start_id": "1"})):
         beat_ = Heartbeat(**{**FOREIGN, "worker_id": f"w{number}", **more})
-        world.registry.restore(beat_, 3000.0, can_return=number != 1)
+        world.fleet.registry.restore(beat_, 3000.0, can_return=number != 1)
     assert {world.state(f"w{number}") for number in range(3)} == {"stale"}
     await trio.sleep(11)
     assert [world.state(f"w{number}") for number in range(3)] == ["ready", "stale", "stale"]
     versions = []
     for _ in range(3):
-        versions.append(world.registry.version)
+        versions.append(world.fleet.table.version)
         await trio.sleep(KEEP_S + 20)
     assert versions == sorted(set(versions))
-    [age_s] = [age_s for beat_, age_s, _ in world.registry.snapshot() if beat_.worker_id == "w0"]
+    [age_s] = [age_s for beat_, age_s, _ in world.fleet.registry.snapshot() if beat_.worker_id == "w0"]
     assert age_s <= SETTINGS.interval_s
-    world.registry.require_reauthentication()
+    world.fleet.table.require_reauthentication()
     await trio.sleep(60)
     assert world.state("w0") == "stale", "the token is another one now"
     await trio.sleep(FORGET_S)
     world.hear(worker_id="another")
-    assert world.registry.get("w0") is None
+    assert world.fleet.table.get("w0") is None
 
 
 def test_a_check_is_well_by_2xx_and_unknown_by_4xx():
@@ -320,14 +321,14 @@ def test_a_wrong_configuration(text):
 
 async def test_health_is_in_the_metrics():
     """Of those that are asked, and of nobody else."""
-    registry, metrics = known("m")
+    fleet, metrics = known("m")
     for name in ("well", "ill", "own"):
-        registry.record_heartbeat(Heartbeat(**{**FOREIGN, "worker_id": name}))
+        fleet.registry.record_heartbeat(Heartbeat(**{**FOREIGN, "worker_id": name}))
     assert "ichat_health_failed" not in own(metrics).text
     for name in ("well", "ill"):
-        worker = registry.get(name)
-        registry.probed(
-            registry.endpoint_of(worker), worker, name * (name == "ill"), is_well=name == "well", failures_max=1
+        worker = fleet.table.get(name)
+        fleet.probes.record(
+            fleet.table.endpoint_of(worker), worker, name * (name == "ill"), is_well=name == "well", failures_max=1
         )
     now = own(metrics)
     assert {one["worker"]: now.get("ichat_health_failed", **one) for one in now.labels("ichat_health_failed")} == {
@@ -383,13 +384,13 @@ async def test_a_check_sends_a_whole_request_and_reads_the_status(serve):
 
     upstream, port = await serve(reply)
     there = Upstream("u", "127.0.0.1", port)
-    assert await health.ask(there, "/early", []) == 200
-    assert await health.ask(there, "/long", [(b"x-mine", b"1")]) == 500
+    assert await ask(there, "/early", []) == 200
+    assert await ask(there, "/long", [(b"x-mine", b"1")]) == 500
     for target in ("/odd", "/close"):
         with pytest.raises(client.BROKEN):
-            await health.ask(there, target, [])
+            await ask(there, target, [])
     with pytest.raises(OSError, match="connect"):
-        await health.ask(Upstream("u", "127.0.0.1", 1), "/", [])
+        await ask(Upstream("u", "127.0.0.1", 1), "/", [])
     headers = dict(upstream.requests[1][0].headers)
     assert headers[b"host"] == b"127.0.0.1:%d" % port
     assert (headers[b"x-mine"], headers[b"connection"]) == (b"1", b"close")
@@ -412,9 +413,9 @@ async def test_an_encrypted_route_is_verified(nursery):
     listeners = await nursery.start(trio.serve_tcp, answer, 0)
     there = Upstream("u", "localhost", listeners[0].socket.getsockname()[1], theirs)
     with pytest.raises(client.BROKEN):
-        await health.ask(there, "/health", [])
+        await ask(there, "/health", [])
     authority.configure_trust(theirs)
-    assert await health.ask(there, "/health", []) == 200
+    assert await ask(there, "/health", []) == 200
     nursery.cancel_scope.cancel()
 
 

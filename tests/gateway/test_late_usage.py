@@ -10,7 +10,7 @@ from support.peers import JSON_POST, code_of, plain, until
 
 from ichat.engines.asgi import call_under_way
 from ichat.engines.responses import ResponseStore
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.protocol.messages import Heartbeat, Machine, parse_short_heartbeat, registration_of, shortened
 from ichat.protocol.usage import LATE_MAX, LateUsage, usage_wanted
 from ichat.proxy.late_usage import OF_A_LIMITED_KEY_MAX, WAITING_MAX, LateUsageBook
@@ -118,15 +118,15 @@ async def test_a_heartbeat_with_a_wrong_ticket_is_refused(connect, gateway_to):
 
 def test_the_book_is_bounded():
     """The oldest are forgotten; those of a start that is over do not hold a limited key up."""
-    registry = Registry({}, lambda: 0.0, 5)
-    registry.record_heartbeat(Heartbeat("w", "m", "h", 1, start_id="1"))
-    book = LateUsageBook(registry)
+    fleet = Fleet({}, lambda: 0.0, 5)
+    fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 1, start_id="1"))
+    book = LateUsageBook(fleet.table)
     first = book.expect("b", "m", "w")
     for _ in range(OF_A_LIMITED_KEY_MAX):
         book.expect("a", "m", "w")
     assert book.is_full_for("a")
     assert not book.is_full_for("b")
-    registry.record_heartbeat(Heartbeat("w", "m", "h", 1, start_id="2"))
+    fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 1, start_id="2"))
     assert not book.is_full_for("a")
     for _ in range(WAITING_MAX):
         book.expect("c", "m", "w")

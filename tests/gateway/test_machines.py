@@ -13,7 +13,8 @@ from support.peers import plain, until
 from support.programs import LIMIT_S
 
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
+from ichat.fleet.views import describe
 from ichat.hardware import gpus
 from ichat.hardware import machines as machine
 from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader
@@ -189,28 +190,28 @@ def test_old_and_new_beats():
 def test_machine_facts_hold_until_they_change():
     """Of a start of the worker, while it is heard of; the next start tells anew, and so it does the next gateway."""
     now = [1000.0]
-    registry = Registry({}, lambda: now[0], 10)
+    fleet = Fleet({}, lambda: now[0], 10)
 
     def hear(**more):
-        registry.record_heartbeat(Heartbeat(**{**NEEDED, "start_id": "1", **more}))
-        return [found for _, found in registry.machines()], registry.get("w").machine is None
+        fleet.registry.record_heartbeat(Heartbeat(**{**NEEDED, "start_id": "1", **more}))
+        return [found for _, found in fleet.table.machines()], fleet.table.get("w").machine is None
 
     assert hear() == ([], True)
     assert hear(machine=FAR) == ([FAR], False)
     assert hear() == ([FAR], False)
-    described = registry.describe(registry.get("w"))
+    described = describe(fleet.table, fleet.table.get("w"))
     assert described["machine"] == "far"
     assert json.dumps(described)
     changed = attrs.evolve(FAR, cpu_use=0.5)
     assert hear(machine=changed) == ([changed], False)
-    [(kept, _, _)] = registry.snapshot()
+    [(kept, _, _)] = fleet.registry.snapshot()
     assert kept.machine is None
     now[0] += 3600
-    assert registry.machines() == []
+    assert fleet.table.machines() == []
     assert hear(start_id="2") == ([], True)
-    other = Registry({}, lambda: now[0], 10)
-    other.restore(kept, 1.0)
-    assert (other.machines(), other.get("w").machine) == ([], None)
+    other = Fleet({}, lambda: now[0], 10)
+    other.registry.restore(kept, 1.0)
+    assert (other.table.machines(), other.table.get("w").machine) == ([], None)
 
 
 async def test_a_machine_rides_in_beats_when_it_changes(serve, nursery):
@@ -285,10 +286,10 @@ async def test_gpus_are_in_the_metrics(gateway_to, connect, nvml):
 
 async def test_without_gpus_there_is_nothing_of_them():
     """Not even the name of a metric, with machines known or without."""
-    registry, metrics = known("m")
+    fleet, metrics = known("m")
     metrics._own_machine = lambda: MachineReport("", Machine("a", "b"))
-    registry.record_heartbeat(Heartbeat(**NEEDED, machine=Machine("c", "d", gpus=[])))
+    fleet.registry.record_heartbeat(Heartbeat(**NEEDED, machine=Machine("c", "d", gpus=[])))
     text = own(metrics).text
     assert "ichat_gpu" not in text
-    registry.record_heartbeat(Heartbeat(**NEEDED, machine=FAR))
+    fleet.registry.record_heartbeat(Heartbeat(**NEEDED, machine=FAR))
     assert own(metrics).get("ichat_gpu_failed", machine="far", gpu="0") == 0

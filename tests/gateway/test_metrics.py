@@ -311,7 +311,7 @@ async def test_unknown_models_are_counted_by_route_and_status_only(serve, gatewa
 
 async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     """Its series stay for an hour after its end has been seen, whenever somebody asks; it may come again."""
-    registry, metrics = known("m")
+    fleet, metrics = known("m")
     metrics._of("m").tokens.input += 1
 
     def models():
@@ -320,22 +320,22 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     for after_s in (0, 2 * counted.FORGET_S):
         mock_clock.jump(after_s)
         assert models() == {"m"}
-    registry.external = {}
+    fleet.directory.use_routes({})
     for after_s, there in ((0, {"m"}), (counted.FORGET_S - 1, {"m"}), (1, set())):
         mock_clock.jump(after_s)
         assert models() == there
-    registry.external = {"m": ()}
+    fleet.directory.use_routes({"m": ()})
     metrics._of("m").tokens.input += 1
-    registry.external = {}
+    fleet.directory.use_routes({})
     assert models() == {"m"}
 
 
 async def test_models_that_come_and_go_leave_little():
     """There is a bound to what is kept; who is still there is not forgotten, and nobody is counted twice."""
-    registry, metrics = known("stays", models_max=5)
+    fleet, metrics = known("stays", models_max=5)
     metrics._of("stays").tokens.input += 10
     for number in range(50):
-        registry.external = {"stays": (), f"m{number}": ()}
+        fleet.directory.use_routes({"stays": (), f"m{number}": ()})
         metrics._of(f"m{number}").tokens.input += 1
         metrics._of(f"unknown-{number}").tokens.input += 1
     assert len(metrics._models) <= 6
@@ -343,7 +343,7 @@ async def test_models_that_come_and_go_leave_little():
     assert now.get("ichat_tokens_total", model="stays", direction="input") == 10
     assert now.get("ichat_tokens_total", model="m49", direction="input") == 1
     assert now.get("ichat_tokens_total", model=counted.OTHER, direction="input") == 50
-    registry.external = {f"many{number}": () for number in range(20)}
+    fleet.directory.use_routes({f"many{number}": () for number in range(20)})
     for number in range(20):
         metrics._of(f"many{number}").tokens.input += 1
     now = own(metrics)
@@ -358,12 +358,14 @@ async def test_models_that_come_and_go_leave_little():
 
 async def test_metrics_of_a_worker_go_with_it():
     """State, restarts and circuit have the worker's name, and none of them is left when it is gone."""
-    registry, metrics = known("route")
-    registry.external = {"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]}
-    registry.record_heartbeat(parse_heartbeat({"worker_id": "w", "model_name": NAME, "host": "127.0.0.1", "port": 1}))
-    starting = registry.expect("managed", [NAME, "alias"])
+    fleet, metrics = known("route")
+    fleet.directory.use_routes({"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]})
+    fleet.registry.record_heartbeat(
+        parse_heartbeat({"worker_id": "w", "model_name": NAME, "host": "127.0.0.1", "port": 1})
+    )
+    starting = fleet.managed.expect("managed", [NAME, "alias"])
     for _ in range(3):
-        registry.restart(starting)
+        fleet.managed.restart(starting)
     now = own(metrics)
     assert now.get("ichat_workers", state="ready") == 1
     assert now.get("ichat_workers", state="starting") == 1
@@ -379,16 +381,18 @@ async def test_metrics_of_a_worker_go_with_it():
     assert now.get("ichat_circuit_open", worker="w") == 0
     assert now.get("ichat_circuit_open", worker="external:route") == 0
     assert len(now.labels("ichat_build_info")) == 1
-    for worker in registry:
-        registry.remove(worker)
+    for worker in fleet.table:
+        fleet.table.remove(worker)
     assert 'worker="' not in own(metrics).text.replace('worker="external:route"', "")
 
 
 async def test_a_circuit_is_shown(mock_clock):
     """1 while it is open, 0.5 while one request may try it; nobody serves the model until one has gone well."""
-    registry, metrics = known()
-    registry.record_heartbeat(parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}))
-    circuit = registry.endpoint_of(registry.get("w")).circuit
+    fleet, metrics = known()
+    fleet.registry.record_heartbeat(
+        parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1})
+    )
+    circuit = fleet.table.endpoint_of(fleet.table.get("w")).circuit
     circuit.settings = CircuitBreaker(failures_max=1, open_s=5)
     seen = []
     for after_s in (0, 1, 10):
@@ -443,12 +447,12 @@ async def test_a_worker_without_metrics_is_left_out(serve, mock_clock, nursery):
         "silent": silent, "refuses": refuses, "breaks": breaks, "long": exposing("x 1\n" * 10_000),
         "page": exposing("<html>\n<p>x 1\n</html>\nx{ 1\n"), "well": exposing(OURS),
     }  # fmt: skip
-    registry, _ = known()
+    fleet, _ = known()
     for worker_id, reply in replies.items():
         _, port = await serve(reply)
-        registry.record_heartbeat(Heartbeat(worker_id, "m", "127.0.0.1", port))
-    registry.record_heartbeat(Heartbeat("absent", "m", "127.0.0.1", 1))
-    scraper = scrape.Scraper(registry, 10, limits=scrape.ScrapeLimits(ask_s=1.0, bytes_max=10_000))
+        fleet.registry.record_heartbeat(Heartbeat(worker_id, "m", "127.0.0.1", port))
+    fleet.registry.record_heartbeat(Heartbeat("absent", "m", "127.0.0.1", 1))
+    scraper = scrape.Scraper(fleet.table, 10, limits=scrape.ScrapeLimits(ask_s=1.0, bytes_max=10_000))
     found = []
 
     async def look():
@@ -519,12 +523,12 @@ async def test_workers_metrics_can_be_left_out(serve, connect, gateway_to):
 
 async def test_metrics_of_many_workers_are_made_in_short_steps():
     """However many workers there are, a part has few lines; so has a step of reading what a worker has."""
-    registry, metrics = known()
+    fleet, metrics = known()
     for number in range(1000):
         gpus = [{"index": index, "uuid": f"{number}-{index}"} for index in range(8)]
         beat = {"worker_id": f"w{number}", "model_name": "m", "host": "127.0.0.1", "port": 1}
         beat["machine"] = {"id": f"b{number}", "name": f"n{number}", "gpus": gpus}
-        registry.record_heartbeat(parse_heartbeat(beat))
+        fleet.registry.record_heartbeat(parse_heartbeat(beat))
     parts = list(metrics.families())
     lines = [sum(len(family.samples) for family in part.values()) for part in parts]
     assert sum(lines) > 11 * 1000
@@ -558,20 +562,20 @@ def asked(upstream):
 @pytest.mark.parametrize("managed", [True, False])
 async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
     """By its unix socket where it has one; one that was not started here is told that its gateway asks."""
-    registry, _ = known()
+    fleet, _ = known()
     upstream, port = await serve(exposing(OURS))
     if managed:
         path = str(tmp_path / "socket")
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(open_unix_listener(path)))
         nursery.start_soon(trio.serve_listeners, upstream.serve, [listener])
-        registry.expect("w", ["m"], path)
+        fleet.managed.expect("w", ["m"], path)
         port = 1
-    registry.record_heartbeat(
+    fleet.registry.record_heartbeat(
         parse_heartbeat(
             {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed}
         )
     )
-    parts = await scrape.Scraper(registry, 1, lambda: b"secret").expose([read("own 1\n", {})])
+    parts = await scrape.Scraper(fleet.table, 1, lambda: b"secret").expose([read("own 1\n", {})])
     now = Shown("".join(parts))
     assert now.get("ichat_engine_aborts_total", worker="w", model="m") == 7
     assert now.get("own") == 1

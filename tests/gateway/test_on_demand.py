@@ -29,30 +29,30 @@ async def sse(stream, head, body):
 class Site:
     """A gateway with a worker of the model m that is loaded on demand, and is cold."""
 
-    def __init__(self, context, port, upstream, worker_port):
-        self.registry, self.balancer, self.port = context.registry, context.balancer, port
+    def __init__(self, control, port, upstream, worker_port):
+        self.fleet, self.balancer, self.port = control.fleet, control.balancer, port
         self.upstream, self._worker_port = upstream, worker_port
-        self.worker = self.registry.expect("w", ["m"])
+        self.worker = self.fleet.managed.expect("w", ["m"])
         self.configure(None)
-        self.registry.cool(self.worker)
+        self.fleet.managed.cool(self.worker)
 
     def configure(self, max_in_flight):
         settings = {"model_path": "/models/m", "backend": "fake"}
-        self.registry.configure(
+        self.fleet.managed.configure(
             self.worker, names=["m"], max_in_flight=max_in_flight, settings=settings, on_demand=True
         )
 
     def start(self):
         """Start the worker, as what loads models does."""
-        self.registry.restart(self.worker)
+        self.fleet.managed.restart(self.worker)
 
     def tell(self, state="ready", **more):
         """Have the worker send a heartbeat."""
         known = {"state": state, "start_id": "1", "heartbeat_interval": 1e3, **more}
-        self.registry.record_heartbeat(Heartbeat("w", "m", "127.0.0.1", self._worker_port, **known))
+        self.fleet.registry.record_heartbeat(Heartbeat("w", "m", "127.0.0.1", self._worker_port, **known))
 
     def fail(self):
-        self.registry.fail(self.worker, FAILED, trio.current_time() + 7.5)
+        self.fleet.table.fail(self.worker, FAILED, trio.current_time() + 7.5)
 
     async def until_waiting(self, count):
         """Wait until so many requests wait for the model."""
@@ -73,7 +73,7 @@ def open_site(serve, gateway_to, monkeypatch):
     async def start(reply=hello, more=""):
         upstream, worker_port = await serve(reply)
         port = await gateway_to({}, more)
-        return Site(built[-1].data.context, port, upstream, worker_port)
+        return Site(built[-1].control, port, upstream, worker_port)
 
     return start
 
@@ -153,7 +153,7 @@ async def test_a_failed_load_refuses_waiting_requests_at_once(open_site, connect
 async def test_a_request_that_waits_too_long_gets_the_remaining_time(open_site, connect):
     """The wait is bounded by `load_wait_s`, not by `queue_s`; the bound that was reached counts as the reason."""
     site = await open_site(more="[timeouts]\nload_wait_s = 0.3\nqueue_s = 0.001\n")
-    site.registry.expect_ready(site.worker, trio.current_time() + 100)
+    site.fleet.managed.expect_ready(site.worker, trio.current_time() + 100)
     client = await connect(site.port)
     began = trio.current_time()
     status, headers, body = await client.ask()
@@ -222,11 +222,11 @@ async def test_a_worker_drained_for_another_model_loses_no_request(open_site, co
     await until(lambda: site.upstream.requests)
     await stream(waiting)
     await site.until_waiting(1)
-    site.registry.drain(site.worker)
+    site.fleet.managed.drain(site.worker)
     go.set()
     assert (await served.response())[0] == 200
-    await until(lambda: not site.registry.endpoint_of(site.worker).in_flight)
-    site.registry.cool(site.worker)
+    await until(lambda: not site.fleet.table.endpoint_of(site.worker).in_flight)
+    site.fleet.managed.cool(site.worker)
     assert site.balancer.demand("m").waiting == 1
     site.start()
     site.tell()
@@ -240,7 +240,7 @@ async def test_a_waiting_stream_gets_the_phase_of_the_load(open_site, connect):
     await stream(client)
     await site.until_waiting(1)
     site.start()
-    site.registry.enter_load(site.worker, "checking")
+    site.fleet.managed.enter_load(site.worker, "checking")
     data = await read_until(client, lambda data: re.search(rb": loading m: checking, \d+ s\n\n", data))
     site.tell("loading", load=[LoadPhase("importing vLLM", 4.2)])
     data = await read_until(client, lambda data: re.search(rb"m: importing vLLM, ([4-9]|\d\d+) s\n\n", data), data)
@@ -263,10 +263,10 @@ async def test_a_waiting_stream_gets_comments_and_then_the_answer(open_site, con
     data = await read_until(client, lambda data: b": loading m: about to start\n\n\r\n" in data)
     comments = data.partition(b"\r\n\r\n")[2]
     assert not comments.replace(chunk(b": loading m: about to start\n\n"), b""), "it is not known how long it takes"
-    site.registry.expect_ready(site.worker, trio.current_time() + 1000)
+    site.fleet.managed.expect_ready(site.worker, trio.current_time() + 1000)
     data = await read_until(client, lambda data: b" left" in data, data)
     assert re.search(rb"\n: loading m: about to start; about (1000|9\d\d) s left\n\n\r\n$", data)
-    site.registry.expect_ready(site.worker, trio.current_time())
+    site.fleet.managed.expect_ready(site.worker, trio.current_time())
     data = await read_until(client, lambda data: b"longer than usual\n\n" in data, data)
     site.start()
     site.tell()
@@ -465,7 +465,7 @@ async def test_a_response_is_gone_with_the_process_that_kept_it(open_site, conne
     kept = b"resp_%b_%b" % (response_tag("w", "1").encode(), b"0" * 32)
     client = await connect(site.port)
     assert (await client.get(b"/v1/responses/" + kept))[0] == 200
-    site.registry.cool(site.worker)
+    site.fleet.managed.cool(site.worker)
     for status, _, body in (
         await client.get(b"/v1/responses/" + kept),
         await client.ask(target=b"/v1/responses", previous_response_id=kept.decode()),

@@ -9,10 +9,10 @@ from support.peers import post_of, until
 from support.programs import LIMIT_S
 
 from ichat import errors
+from ichat.engines.engine_loop import TIMES, EngineTimes
 from ichat.engines.held_prefixes import HeldPrefixes
 from ichat.errors import EXIT_SOFTWARE, ApiError
 from ichat.protocol.prefixes import SentChain
-from ichat.roles import worker_sleep
 
 
 @pytest.fixture(autouse=True)
@@ -200,9 +200,9 @@ async def test_an_engine_that_refuses_is_as_before(make_worker, connect):
 
 @pytest.mark.parametrize("name", ["sleep", "wake"])
 @pytest.mark.parametrize("how", ["fails", "dies", "hangs"])
-async def test_an_engine_that_fails_in_the_middle_is_given_up(make_worker, connect, monkeypatch, name, how):
+async def test_an_engine_that_fails_in_the_middle_is_given_up(make_worker, connect, name, how):
     """The caller hears 503, and the worker ends with the reason, so that its gateway can start another one."""
-    rig, port = await make_worker("--sleeps", token="t")
+    rig, port = await make_worker("--sleeps", token="t", times=EngineTimes(change_s=0.05) if how == "hangs" else TIMES)
     gateway = await connect(port)
     if name == "wake":
         await change(gateway, "sleep")
@@ -210,7 +210,6 @@ async def test_an_engine_that_fails_in_the_middle_is_given_up(make_worker, conne
     if how == "fails":
         rig.engine.change_failure, why = RuntimeError("out of memory"), f"{why}: RuntimeError('out of memory')"
     elif how == "hangs":
-        monkeypatch.setattr(worker_sleep, "CHANGE_MAX_S", 0.05)
         rig.engine.holds, why = True, f"{why}: TimeoutError()"
     else:
         rig.engine.change_failure = RuntimeError("no connection to the core")

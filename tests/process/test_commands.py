@@ -24,9 +24,7 @@ from support.terminals import Pty
 from ichat.cli import chat as terminal_chat
 from ichat.cli import commands as terminal
 from ichat.cli import launch as terminal_launch
-from ichat.cli import logs as terminal_logs
-from ichat.cli.client import read_events
-from ichat.cli.screen import clean, duration, log_line, size
+from ichat.cli.client import Waits, read_events
 from ichat.engines.flags import engine_flags
 from ichat.errors import Exit
 from ichat.routing.policies import Rule
@@ -188,8 +186,6 @@ def fake(monkeypatch):
     for name in ("ICHAT_API_KEY", "ICHAT_GATEWAY", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ICHAT_GATEWAY", f"http://127.0.0.1:{gateway.port}")
-    monkeypatch.setattr(terminal_launch, "POLL_S", 0.01)
-    monkeypatch.setattr(terminal_logs, "PAUSES_S", (0.01,))
     gateway.answers = {
         ("GET", "/v1/admin/workers"): (200, {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),
         ("GET", "/v1/admin/workers/w1"): (200, READY),
@@ -214,7 +210,7 @@ def run(capsys):
 
     def command(*words):
         try:
-            code = terminal.run(list(words))
+            code = terminal.run(list(words), Waits(0.01, (0.01,)))
         except Exit as exit_:
             print(exit_, file=sys.stderr)
             code = exit_.code
@@ -924,14 +920,6 @@ def test_the_configuration_here_says_where(fake, run, tmp_path, monkeypatch):
     assert (code, "ichat.toml" in err, "prot" in err) == (64, True, True)
 
 
-def test_a_configuration_with_any_free_port_is_no_address(run, tmp_path):
-    """The port is known to the gateway only."""
-    (tmp_path / "c.toml").write_text("[server_settings]\nport = 0\n")
-    code, _out, err = run("models", "-c", str(tmp_path / "c.toml"))
-    assert code == 64
-    assert "use --gateway" in err
-
-
 def test_logs_are_lines(fake, run):
     """Lines and gaps as text; with `--json` one object a line, as it came."""
     events = [
@@ -1258,37 +1246,6 @@ def test_events_are_read_alike_however_they_are_cut():
     for size_ in range(1, len(stream)):
         pieces = [stream[at : at + size_] for at in range(0, len(stream), size_)]
         assert [tuple(event) for event in read_events(pieces)] == expected, size_
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain\ttext\n", "plain\ttext\n"),
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
-        ("\x1bPq#1\x1b\\a\x1b(Bb\x1bc", "ab"),
-        ("a\x00\x07\x08\x7f\x9b2Jb", "a2Jb"),
-        ("\ud83d", "\ufffd"),
-    ],
-)
-def test_nothing_is_done_by_the_terminal(text, shown):
-    """Sequences and control characters are taken out."""
-    assert clean(text) == shown
-
-
-def test_small_words():
-    """Sizes, times, lines."""
-    assert [size(number) for number in (0, 2**20, 3 * 2**39, None)] == ["0KiB", "1.0MiB", "1.5TiB", "-"]
-    assert [duration(number) for number in (0, 9.94, 60, 3661, 90000, None)] == [
-        "0.0s",
-        "9.9s",
-        "1m0s",
-        "1h1m",
-        "1d1h",
-        "-",
-    ]
-    assert log_line("\x1b[1mb\x1b[H\x1b[0m", colours=True) == "\x1b[1mb\x1b[0m\x1b[0m"
-    assert log_line("10%\r20%\r\n", colours=True) == "20%"
 
 
 def test_with_a_real_gateway(run, tmp_path, monkeypatch):

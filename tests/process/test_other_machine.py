@@ -1,8 +1,10 @@
 """A worker on another machine: two words bring it to its gateway, and what is missing is said before the load.
 
-The other machine is a network namespace with an address of its own.
+Both machines are network namespaces: this one's interfaces stay as they are, since a change of them ends the
+requests of every Chromium on it (net::ERR_NETWORK_CHANGED), those of other tests too.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -13,37 +15,50 @@ from support.deployments import free_port
 from support.programs import LIMIT_S, ichat
 
 TOKEN = "sk-token-0123456789"
-NETWORK = os.getpid() % 2**15
-HERE, THERE = (f"198.{18 + NETWORK // 2**14}.{NETWORK // 64 % 256}.{NETWORK % 64 * 4 + host}" for host in (1, 2))
-"""Addresses that are for tests of networks (RFC 2544): this process has four of them for itself."""
+HERE, THERE = "198.18.0.1", "198.18.0.2"
+"""Addresses that are for tests of networks (RFC 2544)."""
+CLONE_NEWNET = 0x40000000
 
 
 def ip(*words):
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
 
 
+def enter(path):
+    """Let this thread, and the processes that it starts, be in the network namespace of this file."""
+    with open(path) as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"this process cannot enter {path}")
+
+
 @pytest.fixture(scope="module")
 def elsewhere():
-    """Return the words before a command that is to run on the other machine."""
-    name, here, there = f"ichat-{os.getpid()}", f"ich{os.getpid() % 10**7}", f"icj{os.getpid() % 10**7}"
+    """Return the words before a command that is to run on the other machine. The tests run on the gateway's."""
+    name, other = f"ichat-{os.getpid()}", f"ichat-{os.getpid()}-other"
     if shutil.which("ip") is None or os.geteuid() or ip("netns", "add", name).returncode:
         pytest.skip("no network namespace can be made")
     try:
         steps = (
-            ("link", "add", here, "type", "veth", "peer", "name", there, "netns", name),
-            ("addr", "add", f"{HERE}/30", "dev", here),
-            ("link", "set", here, "up"),
-            ("-n", name, "addr", "add", f"{THERE}/30", "dev", there),
-            ("-n", name, "link", "set", there, "up"),
+            ("netns", "add", other),
+            ("-n", name, "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", other),
+            ("-n", name, "addr", "add", f"{HERE}/30", "dev", "here"),
+            ("-n", name, "link", "set", "here", "up"),
             ("-n", name, "link", "set", "lo", "up"),
+            ("-n", other, "addr", "add", f"{THERE}/30", "dev", "there"),
+            ("-n", other, "link", "set", "there", "up"),
+            ("-n", other, "link", "set", "lo", "up"),
         )
         for step in steps:
             done = ip(*step)
             if done.returncode:
                 pytest.skip(done.stderr)
-        yield ["ip", "netns", "exec", name]
+        with open("/proc/thread-self/ns/net") as before:
+            enter(f"/run/netns/{name}")
+            yield ["ip", "netns", "exec", other]
+            enter(f"/proc/self/fd/{before.fileno()}")
     finally:
-        ip("link", "del", here)
+        ip("netns", "del", other)
         ip("netns", "del", name)
 
 

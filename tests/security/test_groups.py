@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.groups import members_of
-from ichat.fleet.registry import Registry
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Group, Heartbeat
 
@@ -27,24 +27,24 @@ def claim(worker_id, rank, size=2, state="following", **more):
 
 
 class Site:
-    """A registry with a group of two, which is well."""
+    """A fleet with a group of two, which is well."""
 
     def __init__(self, managed=()):
         self.clock = Clock()
-        self.registry = Registry({}, self.clock, 5)
-        self.managed = [self.registry.expect(name, ["m"]) for name in managed]
+        self.fleet = Fleet({}, self.clock, 5)
+        self.managed = [self.fleet.managed.expect(name, ["m"]) for name in managed]
         self.say(claim("leader", 0, state="ready"), claim("follower", 1))
 
     def say(self, *heartbeats):
         for one in heartbeats:
-            self.registry.record_heartbeat(one)
+            self.fleet.registry.record_heartbeat(one)
 
     def members(self):
-        named = [one for one in self.registry if one.heartbeat and one.heartbeat.state != "gone"]
+        named = [one for one in self.fleet.table if one.heartbeat and one.heartbeat.state != "gone"]
         return {one.id for one in members_of(named, self.clock.now)}
 
     def is_whole(self):
-        return all(not self.registry.lost(name) for name in ("leader", "follower"))
+        return all(not self.fleet.table.lost(name) for name in ("leader", "follower"))
 
 
 STRANGERS = [(7, 2), (1, 2), (0, 2), (2, 3), (1, 1), (2, 2), (1, 65536)]
@@ -71,8 +71,8 @@ def test_a_stranger_breaks_no_group(managed, rank, size, end):
             site.say(claim("leader", 0, state="ready"), claim("follower", 1))
             site.clock.now += 5
     assert site.is_whole()
-    assert site.registry.state(site.registry.get("leader")) == "ready"
-    assert site.registry.lost("evil") == []
+    assert site.fleet.table.state(site.fleet.table.get("leader")) == "ready"
+    assert site.fleet.table.lost("evil") == []
 
 
 @pytest.mark.parametrize("managed", [(), ("leader",), ("follower",), ("leader", "follower")])
@@ -81,24 +81,24 @@ def test_a_member_still_breaks_its_group(managed):
     site = Site(managed)
     site.clock.now += 1
     if "follower" in managed:
-        site.registry.fail(site.registry.get("follower"), WorkerEnd("ended", 0.0))
+        site.fleet.table.fail(site.fleet.table.get("follower"), WorkerEnd("ended", 0.0))
     else:
         site.say(claim("follower", 1, state="gone"))
-    assert [one.worker_id for one in site.registry.lost("leader")] == ["follower"]
+    assert [one.worker_id for one in site.fleet.table.lost("leader")] == ["follower"]
 
 
 def test_a_managed_worker_takes_its_rank_from_a_stranger_that_came_first():
     """The stranger is no member from then on."""
     clock = Clock()
-    registry = Registry({}, clock, 5)
-    registry.record_heartbeat(claim("evil", 1))
-    registry.expect("leader", ["m"])
-    registry.expect("follower", ["m"])
+    fleet = Fleet({}, clock, 5)
+    fleet.registry.record_heartbeat(claim("evil", 1))
+    fleet.managed.expect("leader", ["m"])
+    fleet.managed.expect("follower", ["m"])
     clock.now += 1
-    registry.record_heartbeat(claim("leader", 0, state="ready"))
-    registry.record_heartbeat(claim("follower", 1))
-    registry.record_heartbeat(claim("evil", 1, state="gone"))
-    assert registry.lost("leader") == registry.lost("follower") == []
+    fleet.registry.record_heartbeat(claim("leader", 0, state="ready"))
+    fleet.registry.record_heartbeat(claim("follower", 1))
+    fleet.registry.record_heartbeat(claim("evil", 1, state="gone"))
+    assert fleet.table.lost("leader") == fleet.table.lost("follower") == []
 
 
 def test_a_group_that_was_started_again_is_one():
@@ -110,7 +110,7 @@ def test_a_group_that_was_started_again_is_one():
         site.clock.now += INTERVAL_S - 1
         site.say(claim("leader-2", 0, state="ready"), claim("follower-2", 1))
     site.say(claim("follower-2", 1, state="gone"))
-    assert "follower-2" in [one.worker_id for one in site.registry.lost("leader-2")]
+    assert "follower-2" in [one.worker_id for one in site.fleet.table.lost("leader-2")]
 
 
 def test_membership_does_not_depend_on_the_order_of_the_table():
@@ -119,7 +119,7 @@ def test_membership_does_not_depend_on_the_order_of_the_table():
     for number, (rank, size) in enumerate(STRANGERS):
         site.clock.now += 0.1
         site.say(claim(f"evil-{number}", rank, size))
-    workers = [one for one in site.registry if one.heartbeat]
+    workers = [one for one in site.fleet.table if one.heartbeat]
     expected = [one.id for one in members_of(workers, site.clock.now)]
     assert set(expected) == {"leader", "follower"}
     for order in itertools.islice(itertools.permutations(workers), 200):

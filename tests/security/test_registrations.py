@@ -15,8 +15,8 @@ from support.exposition import known, own
 
 from ichat.config.schema import Config, Limits, Security
 from ichat.errors import ApiError
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.heartbeats import LARGE_BYTES, HeartbeatReceiver
-from ichat.fleet.registry import Registry
 from ichat.fleet.weights import Weights
 from ichat.observability import prometheus_families
 from ichat.protocol.messages import Heartbeat, Machine, MachineGpu, ModelCard
@@ -33,13 +33,15 @@ SMALL = Limits(
 
 
 class Site:
-    """A receiver with its registry."""
+    """A receiver with its fleet."""
 
     def __init__(self, limits=SMALL):
-        self.registry = Registry({}, trio.current_time, 8)
-        self.registry.reconfigure(Config(limits=limits))
+        self.fleet = Fleet({}, trio.current_time, 8)
+        self.fleet.reconfigure(Config(limits=limits))
         self.auth = Auth(Security(worker_networks=["10.0.0.0/8", "fd00::/8"]))
-        self.receiver = HeartbeatReceiver(self.registry, self.auth, limits, gateway_id="g", moved=lambda: None)
+        self.receiver = HeartbeatReceiver(
+            self.fleet.registry, self.fleet.table, self.auth, limits, gateway_id="g", moved=lambda: None
+        )
 
     async def send(self, address="10.0.0.1", **more):
         """Return the status of a heartbeat, or the limit that refuses it."""
@@ -64,9 +66,9 @@ async def test_names_are_bounded_for_each_address_and_in_all():
     assert await site.send(models=names(0, 50)) == 200
     assert await site.send(worker_id="v", models=names(0, 50)) == 200
     assert await site.send(worker_id="u", models=names(50, 1)) == "joined_names_per_address_max"
-    assert site.registry.get("u") is None
+    assert site.fleet.table.get("u") is None
     assert await site.send(models=names(0, 51)) == "joined_names_per_address_max"
-    assert len(site.registry.get("w").heartbeat.models) == 50
+    assert len(site.fleet.table.get("w").heartbeat.models) == 50
     assert await site.send("10.0.0.2", worker_id="t", models=names(50, 50)) == 200
     assert await site.send("10.0.0.3", worker_id="s", models=names(100, 1)) == "joined_names_max"
     assert await site.send("10.0.0.3", worker_id="s", models=names(0, 50)) == 200
@@ -88,7 +90,7 @@ async def test_bytes_are_bounded_for_each_address_and_in_all():
         assert set(refused) <= {200, "joined_bytes_per_address_max", "joined_bytes_max"}
         assert refused[0] == refused[20] == 200
         assert refused[-1] == "joined_bytes_max"
-        weights = site.registry.weights
+        weights = site.fleet.registry._weights
         assert max(one.bytes for one in weights._by_sender.values()) <= 2 * MIB
         assert 3 * MIB < weights._all.bytes <= 4 * MIB
 
@@ -111,7 +113,7 @@ async def test_a_status_counts_as_well():
         return 200
 
     assert await send_short(machine=machine) == "limits.joined_bytes_max"
-    assert site.registry.get("w").machine is None
+    assert site.fleet.table.get("w").machine is None
     assert await send_short(phase="p" * 4000) == 200
 
 
@@ -122,9 +124,9 @@ async def test_a_worker_that_has_gone_counts_no_longer():
     assert await site.send(worker_id="v", models=names(50, 50)) == "joined_names_per_address_max"
     assert await site.send(state="gone") == 200
     assert await site.send(worker_id="v", models=names(50, 50)) == 200
-    site.registry.remove(site.registry.get("v"))
+    site.fleet.table.remove(site.fleet.table.get("v"))
     assert await site.send(models=names(0, 50)) == 200
-    assert repr(site.registry.weights).endswith(" 50 names, 1 senders>")
+    assert repr(site.fleet.registry._weights).endswith(" 50 names, 1 senders>")
 
 
 async def test_all_addresses_of_an_ipv6_network_are_one_sender():
@@ -138,7 +140,7 @@ async def test_all_addresses_of_an_ipv6_network_are_one_sender():
 async def test_managed_workers_are_not_counted():
     """Nor are they refused."""
     site = Site()
-    site.registry.expect("m-0", ["m"])
+    site.fleet.managed.expect("m-0", ["m"])
     by_socket = Caller("worker", "", is_local=False, is_managed_worker=True)
     body = json.dumps({**NEEDED, "worker_id": "m-0", "models": names(0, 200)}).encode()
     await site.receiver.receive(body, by_socket)
@@ -147,14 +149,14 @@ async def test_managed_workers_are_not_counted():
 
 def test_workers_of_the_state_directory_are_bounded_too():
     """The state directory of a gateway with other limits may have more."""
-    registry = Registry({}, lambda: 0.0, 8)
-    registry.reconfigure(Config(limits=SMALL))
+    fleet = Fleet({}, lambda: 0.0, 8)
+    fleet.reconfigure(Config(limits=SMALL))
     for number in range(5):
         told = Heartbeat(
             f"w{number}", "m", "10.0.0.1", 9, models=[ModelCard(one["id"]) for one in names(number * 20, 20)]
         )
-        registry.restore(told, 1.0, sender="10.0.0.1")
-    assert len(list(registry)) == 2
+        fleet.registry.restore(told, 1.0, sender="10.0.0.1")
+    assert len(list(fleet.table)) == 2
 
 
 def test_the_bytes_that_are_counted_are_those_that_are_kept():
@@ -164,19 +166,17 @@ def test_the_bytes_that_are_counted_are_those_that_are_kept():
         [ModelCard(f"org-{number}/{'x' * 200}{number}") for number in range(1000)],
         [ModelCard(f"m{number}", "é" * 2000 + str(number), "p" * 2000 + str(number)) for number in range(200)],
     ):
-        registry = Registry({}, lambda: 0.0, 8)
-        registry.reconfigure(
-            Config(limits=Limits(joined_bytes_max=1024 * MIB, joined_bytes_per_address_max=1024 * MIB))
-        )
+        fleet = Fleet({}, lambda: 0.0, 8)
+        fleet.reconfigure(Config(limits=Limits(joined_bytes_max=1024 * MIB, joined_bytes_per_address_max=1024 * MIB)))
         cards = sum(sys.getsizeof(text) for one in models for text in (one.id, one.root, one.parent) if text)
         tracemalloc.start()
         try:
-            registry.record_heartbeat(Heartbeat("w", "m", "h", 1, models=models), "h")
-            registry.names_near("x", bool)
+            fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 1, models=models), "h")
+            fleet.directory.names_near("x", bool)
             kept = tracemalloc.get_traced_memory()[0] + cards + len(models) * sys.getsizeof(models[0])
         finally:
             tracemalloc.stop()
-        assert kept < registry.weights._all.bytes < 6 * kept
+        assert kept < fleet.registry._weights._all.bytes < 6 * kept
 
 
 SENT = st.lists(
@@ -212,14 +212,14 @@ async def test_large_heartbeats_take_turns():
 
     def count(before):
         nonlocal steps, largest
-        steps, largest = steps + 1, max(largest, len(list(site.registry)) - before)
+        steps, largest = steps + 1, max(largest, len(list(site.fleet.table)) - before)
 
     async with trio.open_nursery() as nursery:
 
         async def watch(*, task_status):
             task_status.started()
-            while len(list(site.registry)) < 10:
-                before = len(list(site.registry))
+            while len(list(site.fleet.table)) < 10:
+                before = len(list(site.fleet.table))
                 await trio.lowlevel.checkpoint()
                 count(before)
 
@@ -237,12 +237,12 @@ async def test_large_heartbeats_take_turns():
 async def test_series_by_joined_workers_are_bounded(monkeypatch):
     """Models beyond the bound share a series, managed workers' and routes' are not among them; so are GPUs."""
     monkeypatch.setattr(prometheus_families, "GPUS_SHOWN_MAX", 40)
-    registry, metrics = known("far", clock=lambda: 0.0, models_max=10)
+    fleet, metrics = known("far", clock=lambda: 0.0, models_max=10)
     for number in range(40):
         cards = [ModelCard(f"m{number}-{one}") for one in range(50)]
         machine = Machine(f"machine-{number}", "h", gpus=[MachineGpu(one) for one in range(8)])
-        registry.record_heartbeat(Heartbeat(f"w{number}", "m", "h", 1, models=cards, machine=machine))
-    registry.expect("n-0", ["n"])
+        fleet.registry.record_heartbeat(Heartbeat(f"w{number}", "m", "h", 1, models=cards, machine=machine))
+    fleet.managed.expect("n-0", ["n"])
     shown = own(metrics)
     for family in ("ichat_model_endpoints", "ichat_model_starting", "ichat_requests_queued"):
         models = {labels["model"] for labels in shown.labels(family)}

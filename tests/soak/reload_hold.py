@@ -78,10 +78,10 @@ async def measure(directory, workers):
     async with trio.open_nursery() as nursery:
         file = ConfigFile(path, fingerprint(path))
         await nursery.start(gateway.run, configuration.load(path), file)
-        registry, reloader = built[0].context.registry, built[0].reloader
+        fleet, reloader = built[0].control.fleet, built[0].reloader
         for number in range(workers):
             name = f"m-{number % MODELS}"
-            registry.record_heartbeat(
+            fleet.registry.record_heartbeat(
                 Heartbeat(f"w-{number}", name, "127.0.0.1", 9, state="ready", heartbeat_interval=1e3, start_id="s")
             )
             await trio.lowlevel.checkpoint()

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
@@ -79,7 +79,7 @@ async def heartbeat(connect, port, worker_port, **more):
 
 
 def known(*names, clock=trio.current_time, **more):
-    """Make a registry that has these models, and metrics of it, with `more` of what they show."""
-    registry = Registry(dict.fromkeys(names, ()), clock, 10)
-    balancer = Balancer(registry.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    return registry, Metrics(registry, balancer, **more)
+    """Make a fleet that has these models, and metrics of it, with `more` of what they show."""
+    fleet = Fleet(dict.fromkeys(names, ()), clock, 10)
+    balancer = Balancer(fleet.directory.availability, clock, Routing(policy="least_loaded", queue_max=1))
+    return fleet, Metrics(fleet.table, fleet.directory, balancer, **more)

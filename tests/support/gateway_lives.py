@@ -15,7 +15,7 @@ import trio.testing
 
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig, Restart, Routing, Timeouts
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.preflight.facts import Facts
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
@@ -110,7 +110,7 @@ class Process:
         if self._world.gateway.is_there:
             beat = Heartbeat(self.worker_id, self.spec.model_name, "127.0.0.1", 9, state=state, start_id=str(self.pid),
                              pid=self.pid, heartbeat_interval=BEAT_S)  # fmt: skip
-            self._world.gateway.registry.record_heartbeat(beat)
+            self._world.gateway.fleet.registry.record_heartbeat(beat)
 
     def end(self, code):
         if self.returncode is None:
@@ -220,11 +220,11 @@ class Gateway:
     def __init__(self, world):
         self.world = world
         self.is_there = True
-        self.registry = Registry({}, trio.current_time, 8)
-        self.balancer = Balancer(self.registry.availability, trio.current_time, Routing())
-        self.registry.changed.add(self.balancer.dispatch_waiting)
+        self.fleet = Fleet({}, trio.current_time, 8)
+        self.balancer = Balancer(self.fleet.directory.availability, trio.current_time, Routing())
+        self.fleet.table.changed.add(self.balancer.dispatch_waiting)
         self.host = Host(self)
-        self.supervisor = Supervisor(world.config, self.registry, self.balancer, self.host.logs, State(self))
+        self.supervisor = Supervisor(world.config, self.fleet, self.balancer, self.host.logs, State(self))
         self.supervisor._context.host = self.host
         self.scope, self.ended = trio.CancelScope(), trio.Event()
 
@@ -309,7 +309,7 @@ class World:
         self.say("reload: " + ", ".join(f"{one.action} {one.worker_id} {one.why} {one.gap}" for one in changes))
         supervisor.apply(config, changes)
         self.config = config
-        self.gateway.registry.reconfigure(config)
+        self.gateway.fleet.reconfigure(config)
 
     async def _reload(self):
         config = self.chance.choice([self.first, self.any_config(), self.any_config(), self.config])
@@ -421,13 +421,13 @@ class World:
 
     def states(self):
         """Return the states of the workers by their ids, as operators see them."""
-        return {one.id: self.gateway.registry.state(one) for one in self.gateway.registry}
+        return {one.id: self.gateway.fleet.table.state(one) for one in self.gateway.fleet.table}
 
     async def until(self, condition):
         """Wait until a function of the states returns true."""
         with trio.fail_after(WELL_S):
             while not condition(self.states()):
-                await self.gateway.registry.changed.wait()
+                await self.gateway.fleet.table.changed.wait()
 
     async def rest(self):
         """Wait until all is well, and stays so. Raises AssertionError."""
@@ -442,20 +442,20 @@ class World:
 
     def wrong(self):
         """Return what is not as it should be, in words."""
-        workers, registry, supervisor = self.gateway.workers, self.gateway.registry, self.gateway.supervisor
+        workers, table, supervisor = self.gateway.workers, self.gateway.fleet.table, self.gateway.supervisor
         found = collections.Counter(text_of(one.spec) for one in workers if not one.is_launched)
         wanted = collections.Counter(text_of(one) for one in self.config.managed_workers)
         if found != wanted:
             return f"missing: {wanted - found}, surplus: {found - wanted}"
         if self.launched != (launched := {one.id for one in workers if one.is_launched}):
             return f"launched and not removed: {self.launched}, found: {launched}"
-        if {*registry} != {one.record for one in workers} or len(registry) != len(workers):
-            return f"the records are those of {[(one.id, one.managed) for one in registry]}"
+        if {*table} != {one.record for one in workers} or len(table) != len(workers):
+            return f"the records are those of {[(one.id, one.managed) for one in table]}"
         for one in workers:
             states = ("ready", "cold") if one.is_on_demand else ("ready",)
             states += ("failed",) if one.is_launched else ()  # no reload starts it again
-            if registry.state(one.record) not in states:
-                return f"{one.id} is {registry.state(one.record)}"
+            if table.state(one.record) not in states:
+                return f"{one.id} is {table.state(one.record)}"
         if {one.pid for one in workers if one.pid} != self.alive.keys():
             return f"the processes are {[*self.alive.values()]}"
         tasks = collections.Counter(task.name.rpartition(".")[2] for task in supervisor._nursery.child_tasks)
@@ -473,7 +473,7 @@ class World:
             finally:
                 await trio.lowlevel.checkpoint()
 
-        async def request_heartbeats(registry, proof):
+        async def request_heartbeats(table, proof):
             await self.pause()
             for process in list(self.alive.values()):
                 if process.thawed.is_set():

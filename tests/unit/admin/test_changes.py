@@ -12,6 +12,7 @@ from ichat.admin.changes import (
     marks_of_worker,
 )
 from ichat.admin.views import ModelLoad
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.views import WorkerSummary, summarize
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.protocol.load_story import LoadStory, StoryPhase
@@ -19,7 +20,9 @@ from ichat.protocol.messages import Heartbeat
 from ichat.routing.circuit_breaker import CircuitView
 
 RECORD = WorkerRecord("w", managed=False, heartbeat=Heartbeat(worker_id="w", model_name="m", host="h", port=1))
-VIEW = summarize(RECORD, None, "ready", (), 0.0)
+FLEET = Fleet({}, lambda: 0.0, 1)
+FLEET.table.enter(RECORD)
+VIEW = summarize(FLEET.table, RECORD)
 LOAD = LoadStory(1.2, 9.0, (StoryPhase("loading weights", 1.2),))
 CIRCUIT = CircuitView("open", 5, 3.0)
 

@@ -12,7 +12,8 @@ from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
 from ichat.config.schema import Config, Security
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
+from ichat.fleet.worker_table import WorkerTable
 from ichat.security.auth import Auth
 from ichat.supervisor.supervisor import Supervisor
 
@@ -55,10 +56,10 @@ def loader():
 @pytest.fixture
 def ask(loader):
     """Ask the control plane: `status, answer = await ask("load", {"model": "m"})`."""
-    registry = Registry({}, lambda: 0.0, 10)
-    registry.expect("m-0", ["m"])
+    fleet = Fleet({}, lambda: 0.0, 10)
+    fleet.managed.expect("m-0", ["m"])
     parts = {
-        Registry: registry,
+        WorkerTable: fleet.table,
         Supervisor: types.SimpleNamespace(loader=loader),
         Reloader: types.SimpleNamespace(config=Config()),
         Auth: Auth(Security()),

@@ -52,6 +52,18 @@ def test_events_change_what_they_tell_of(state):
     assert list(state.workers) == ["a", "b"]
 
 
+def test_rates_are_by_the_newest_sample():
+    """Without a sample, or with an interval that cannot be, nothing is known or 5 s are assumed."""
+    state = TopState()
+    assert (state.rate("requests"), state.ttft_ms("m")) == (None, None)
+    state.update("state", {"history": {"sample_s": 0, "columns": {"at": [1], "requests": [10]}, "models": 7}})
+    assert (state.rate("requests"), state.rate("requests", "m"), state.has_state) == (2.0, None, True)
+    state.update("state", {**STATE, "history": {**STATE["history"], "sample_s": 10.0}})
+    assert (state.rate("requests"), state.rate("output_tokens", "m"), state.ttft_ms("m")) == (5.0, 100.0, 120)
+    state.update("sample", {"requests": 30, "models": {"m": {"ttft_p50_ms": 90}}})
+    assert (state.rate("requests"), state.rate("output_tokens", "m"), state.ttft_ms("m")) == (3.0, None, 90)
+
+
 def test_each_pane_shows_what_it_has(state):
     """Figures are rates by the newest sample."""
     state.update("requests", {"requests": [REQUEST], "total": 1})

@@ -1,6 +1,10 @@
 """What `status` says is wrong, in which order."""
 
-from ichat.cli.troubles import troubles_of
+import time
+
+import pytest
+
+from ichat.cli.troubles import BAD, config_sentence, time_of, troubles_of
 
 OK = {"state": "ok", "path": "/i.toml", "since": 1e9, "in_force_since": 1e9, "errors": []}
 
@@ -40,3 +44,35 @@ def test_of_many_only_some_are_named():
     """So that the rest of what is wrong stays in sight."""
     told = troubles_of({}, [worker(f"w{number}", "failed") for number in range(500)])
     assert (len(told), told[-1]) == (21, "and 480 more like these")
+
+
+def test_a_changed_file_is_named_until_it_is_in_force():
+    """An older gateway says nothing of its file; one with a newer state is not in trouble."""
+    changed = config_sentence({**OK, "state": "changed"})
+    assert changed.startswith("/i.toml has changed at 2001-09-")
+    assert [config_sentence(one) for one in ({}, OK, {**OK, "state": "new"})] == ["", "", ""]
+    assert config_sentence({**OK, "state": "refused"}).endswith(" is in force")
+
+
+@pytest.mark.parametrize("at", [None, "x", -1, 2**40, float("nan")])
+def test_a_time_that_no_calendar_has_is_a_question_mark(at):
+    assert time_of(at) == "?"
+
+
+def test_a_time_of_today_has_no_day():
+    now = time.time()
+    assert [len(time_of(at)) for at in (now, now - 3600, now - 48 * 3600)] == [5, 5, 16]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_named"),
+    [
+        *((state, True) for state in sorted(BAD)),
+        ("ready", False),
+        ("cold", False),
+        ("asleep", False),
+        ("a-new-one", False),
+    ],
+)
+def test_each_bad_state_of_a_worker_is_named(state, is_named):
+    assert bool(troubles_of({}, [worker("w", state)])) is is_named

@@ -12,6 +12,7 @@ from ichat.cli.usage import show as show_usage
 from ichat.cli.views import (
     failure_of,
     progress_of,
+    rest_of,
     show_models,
     show_plan,
     show_status,
@@ -164,3 +165,55 @@ def test_usage_has_no_needless_zeros_and_quotes_csv(text_of):
 def test_a_broken_ledger_is_noted_beside_the_usage(capsys):
     show_usage(Screen(), {**USED, "storage": "the disk is full"}, as_csv=True)
     assert "This may not be all: the disk is full." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("worker", "words"),
+    [
+        ({}, ""),
+        ({"ready_in_s": 40}, "about 40s left"),
+        ({"ready_in_s": 0}, "it takes longer than usual"),
+        ({"load": {"phases": [{"detail": "3 of 8 shards", "seconds": 12.9, "expected_s": 14}]}},
+         "3 of 8 shards, 12 s (last time 14s)"),
+        ({"load": {"elapsed_s": 10, "expected_s": 50, "phases": []}, "ready_in_s": 7}, "about 40s left"),
+        ({"load": "x"}, ""),
+    ],
+)  # fmt: skip
+def test_the_rest_of_a_load_is_in_words(worker, words):
+    """The newest phase with its last duration, and the remaining time as far as it is known."""
+    assert rest_of(worker) == words
+
+
+@pytest.mark.parametrize(
+    ("fact", "line"),
+    [
+        ({"gpu_ids": None}, "gpus all"),
+        ({"gpu_ids": []}, "gpus none"),
+        ({"gpu_ids": [0, 1]}, "gpus 0, 1"),
+        ({"origin": "api"}, "started by the gateway, by its API"),
+        ({"managed": False}, "started by hand"),
+        ({"host": "::1"}, "address [::1]:8001"),
+        ({"group": {"id": "g", "rank": 0, "size": 2}}, "group rank 0 of 2 in g"),
+        ({"versions": {"vllm": "0.32.0", "torch": "2.9"}}, "backend vllm 0.32.0 torch 2.9"),
+        ({"lost": [{"worker_id": "w9", "why": "is gone"}]}, "lost worker w9, which is gone, of its group"),
+        ({"retry_in_s": 61}, "starts in 1m1s"),
+    ],
+)
+def test_each_fact_about_a_worker_is_a_line(text_of, fact, line):
+    assert line in [" ".join(one.split()) for one in text_of(show_worker, {**READY, **fact}).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ({"exit_code": 70}, "exit code 70"),
+        ({"signal": "SIGKILL", "exit_code": -9, "cause": "No memory"}, "SIGKILL, No memory"),
+        ({}, ""),
+    ],
+)
+def test_the_last_end_of_a_worker_that_runs_again_says_how(text_of, ended, words):
+    """A time that no calendar has is left out."""
+    shown = text_of(show_worker, {**READY, "ended_at": 1767225600.5, **ended})
+    [line] = [one for one in shown.splitlines() if one.startswith("ended last")]
+    assert line.partition("+")[2].partition(", ")[2] == words
+    assert "ended last" not in text_of(show_worker, {**READY, "ended_at": 2.0**40, **ended})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ichat.config.schema import POLICY_NAMES, Routing
 from ichat.fleet.explain import explain
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Unknown
@@ -23,32 +23,32 @@ MODEL = "m"
 
 
 class Site:
-    """A registry with workers of one model, and a balancer for them, at a time that a test sets."""
+    """A fleet with workers of one model, and a balancer for them, at a time that a test sets."""
 
     def __init__(self, count, policy, **settings):
         self.now = 1000.0
         self.settings = Routing(policy=policy, **settings)
-        self.registry = Registry({}, lambda: self.now, 4)
-        self.balancer = Balancer(self.registry.availability, lambda: self.now, self.settings)
+        self.fleet = Fleet({}, lambda: self.now, 4)
+        self.balancer = Balancer(self.fleet.directory.availability, lambda: self.now, self.settings)
         for number in range(count):
             self.beat(f"w-{number:02}")
 
     def beat(self, worker_id, state="ready", running=0):
         progress = {"running": running, "waiting": 0}
-        self.registry.record_heartbeat(
+        self.fleet.registry.record_heartbeat(
             Heartbeat(worker_id, MODEL, "127.0.0.1", 1, state=state, progress=progress, heartbeat_interval=1e6)
         )
 
     def endpoint(self, worker_id):
-        return self.registry.endpoint_of(self.registry.get(worker_id))
+        return self.fleet.table.endpoint_of(self.fleet.table.get(worker_id))
 
     def explain(self, request):
-        return explain(self.registry, self.balancer, self.settings, request, self.now)
+        return explain(self.fleet.directory, self.fleet.table, self.balancer, self.settings, request)
 
     def state(self):
         """Return all that a lease changes, as far as one that is not given may not change it."""
         index = self.balancer.prefixes
-        endpoints = [self.registry.endpoint_of(worker) for worker in self.registry]
+        endpoints = [self.fleet.table.endpoint_of(worker) for worker in self.fleet.table]
         seen = [(one.in_flight, one.circuit.probe, one.holder.lately(0, self.now)) for one in endpoints]
         return seen, dict(index._young), dict(index._old), len(self.balancer._queues)
 
@@ -156,7 +156,7 @@ def test_every_candidate_says_why_not():
         site.endpoint("w-02").circuit.record_failure(site.now)
     site.beat("w-03", "draining")
     site.endpoint("w-04").fail(site.now)
-    site.registry.expect("w-06", [MODEL])
+    site.fleet.managed.expect("w-06", [MODEL])
     view = site.explain(RoutingRequest(MODEL))
     assert {one.worker_id: one.why_not for one in view.candidates} == {
         "w-00": None,
@@ -188,10 +188,10 @@ def test_explain_names_the_load_of_a_cold_model():
     """A request for a model that is not loaded waits for the load, and each worker says that it is cold or asleep."""
     site = Site(0, "least_loaded", queue_max=1)
     for worker_id in ("m-0", "m-1"):
-        worker = site.registry.expect(worker_id, [MODEL])
-        site.registry.configure(worker, names=[MODEL], max_in_flight=None, settings={}, on_demand=True)
-        site.registry.cool(worker)
-    site.registry.restart(site.registry.get("m-1"))
+        worker = site.fleet.managed.expect(worker_id, [MODEL])
+        site.fleet.managed.configure(worker, names=[MODEL], max_in_flight=None, settings={}, on_demand=True)
+        site.fleet.managed.cool(worker)
+    site.fleet.managed.restart(site.fleet.table.get("m-1"))
     site.beat("m-1", "asleep")
     view = site.explain(RoutingRequest(MODEL))
     assert (view.rule, view.chosen) == ("loading", None)
@@ -215,11 +215,11 @@ def test_unknown_and_unready_models_are_explained():
 def test_external_routes_are_candidates():
     """A model of several external routes is explained by these."""
     routes = [Endpoint(Upstream(name, name, 1), name.encode(), 2) for name in ("external:m", "external:m#2")]
-    registry = Registry({MODEL: routes}, lambda: 0.0, 4)
+    fleet = Fleet({MODEL: routes}, lambda: 0.0, 4)
     settings = Routing(policy="round_robin")
-    balancer = Balancer(registry.availability, lambda: 0.0, settings)
+    balancer = Balancer(fleet.directory.availability, lambda: 0.0, settings)
     for expected in ("external:m", "external:m#2", "external:m"):
-        view = explain(registry, balancer, settings, RoutingRequest(MODEL), 0.0)
+        view = explain(fleet.directory, fleet.table, balancer, settings, RoutingRequest(MODEL))
         assert (view.rule, view.chosen) == ("round_robin", expected)
         balancer.lease(RoutingRequest(MODEL)).release()
     assert [one.state for one in view.candidates] == ["ready", "ready"]

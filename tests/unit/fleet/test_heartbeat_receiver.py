@@ -9,8 +9,8 @@ import trio
 from ichat.config.schema import Config, Limits, Security
 from ichat.errors import ApiError
 from ichat.fleet import heartbeats
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.heartbeats import HOST_CHECK_S, HeartbeatReceiver, interval_of
-from ichat.fleet.registry import Registry
 from ichat.protocol.messages import STATUS, Heartbeat, ShortHeartbeat, shortened
 from ichat.security import lookups
 from ichat.security.auth import Auth, Caller
@@ -29,14 +29,14 @@ def caller(address=HERE, **more):
 
 
 class Site:
-    """A receiver with its registry, and what it has asked for."""
+    """A receiver with its fleet, and what it has asked for."""
 
     def __init__(self, per_second_max=500, networks=()):
-        self.registry = Registry({}, trio.current_time, 8)
+        self.fleet = Fleet({}, trio.current_time, 8)
         self.auth = Auth(Security(worker_networks=list(networks)))
         self.moved = 0
         self.receiver = HeartbeatReceiver(
-            self.registry, self.auth, Limits(heartbeats_per_second_max=per_second_max),
+            self.fleet.registry, self.fleet.table, self.auth, Limits(heartbeats_per_second_max=per_second_max),
             gateway_id="g", moved=self._move,
         )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Site:
             return error.status, error.code
 
     def known(self, worker_id="w"):
-        worker = self.registry.get(worker_id)
+        worker = self.fleet.table.get(worker_id)
         return worker and worker.heartbeat
 
 
@@ -87,7 +87,7 @@ async def test_a_short_heartbeat_changes_the_status_alone(site, autojump_clock):
     }  # fmt: skip
     status = {"state": "ready", "phase": "", "progress": {"running": 2, "steps": 7}}
     assert site.known() == attrs.evolve(before, **status)
-    assert site.registry.get("w").machine.name == "b"
+    assert site.fleet.table.get("w").machine.name == "b"
     assert site.moved == 1
 
 
@@ -135,7 +135,7 @@ async def test_a_whole_heartbeat_is_read_as_a_whole_once(site, whole_reads, whol
     for count, more in enumerate(others, 2):
         await site.send(whole, **more)
         assert len(whole_reads) == count
-        told = attrs.asdict(site.known()) | {"args": site.registry.get("w").args.unpack()}
+        told = attrs.asdict(site.known()) | {"args": site.fleet.table.get("w").args.unpack()}
         assert {name: told[name] for name in more} == more
     assert await site.send(whole, port=0) == (400, "bad_request")
 
@@ -187,7 +187,7 @@ async def test_a_heartbeat_from_elsewhere_changes_no_worker(site, sent):
     assert await site.send(sent, caller(is_relayed=True)) == (403, "forbidden")
     assert await site.send(sent, Caller("anonymous", "10.0.0.2", is_local=False)) == (401, "invalid_api_key")
     assert (await site.send(sent))["status"] == "ok"
-    site.registry.expect("n", ["m"])
+    site.fleet.managed.expect("n", ["m"])
     by_socket = Caller("worker", "", is_local=False, is_managed_worker=True)
     assert (await site.send(WHOLE, by_socket, worker_id="n"))["status"] == "ok"
     assert (await site.send(SHORT, by_socket, worker_id="n"))["status"] == "ok"
@@ -291,12 +291,12 @@ async def test_a_worker_is_not_silent_before_the_interval_it_was_given(autojump_
     ]
     assert (new, old, member) == (30, 3, 3)
     await trio.sleep(80)
-    states = {name: site.registry.state(site.registry.get(name)) for name in ("new", "o0", "member")}
+    states = {name: site.fleet.table.state(site.fleet.table.get(name)) for name in ("new", "o0", "member")}
     assert states == {"new": "ready", "o0": "unhealthy", "member": "unhealthy"}
     site.receiver.reconfigure(Config(limits=Limits(heartbeats_per_second_max=100)))
     assert (await site.send(SHORT, worker_id="new"))["heartbeat_interval"] == 3
     await trio.sleep(10)
-    assert site.registry.state(site.registry.get("new")) == "unhealthy"
+    assert site.fleet.table.state(site.fleet.table.get("new")) == "unhealthy"
 
 
 def test_a_short_heartbeat_has_less_than_350_bytes():

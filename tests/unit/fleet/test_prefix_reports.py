@@ -9,9 +9,9 @@ import trio
 
 from ichat.config.schema import Limits, Routing, Security
 from ichat.errors import ApiError
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.prefix_reports import AT_ONCE, PrefixReportReceiver
-from ichat.fleet.registry import Registry
 from ichat.protocol.prefixes import REPORTED_MAX
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.security.auth import Auth, Caller
@@ -28,16 +28,18 @@ MANAGED = caller("", is_managed_worker=True)
 
 
 class Site:
-    """A receiver with its registry and index."""
+    """A receiver with its fleet and index."""
 
     def __init__(self):
-        self.registry = Registry({}, trio.current_time, 8)
+        self.fleet = Fleet({}, trio.current_time, 8)
         self.index = PrefixIndex(trio.current_time, Routing())
         self.auth = Auth(Security())
         self.evicted = []
-        self._heartbeats = HeartbeatReceiver(self.registry, self.auth, Limits(), gateway_id="g", moved=lambda: None)
+        self._heartbeats = HeartbeatReceiver(
+            self.fleet.registry, self.fleet.table, self.auth, Limits(), gateway_id="g", moved=lambda: None
+        )
         self._receiver = PrefixReportReceiver(
-            self._heartbeats, self.registry, self.index, evicted=lambda *more: self.evicted.append(more)
+            self._heartbeats, self.fleet.table, self.index, evicted=lambda *more: self.evicted.append(more)
         )
 
     async def beat(self, sender=None, **more):
@@ -54,7 +56,7 @@ class Site:
             return error.status
 
     def endpoint(self):
-        return self.registry.endpoint_of(self.registry.get("w"))
+        return self.fleet.table.endpoint_of(self.fleet.table.get("w"))
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ async def test_a_report_counts_from_where_heartbeats_come_from(site):
 
 async def test_a_managed_worker_reports_over_its_socket_only(site):
     """It reports over the control plane's socket; over the network nobody has its id."""
-    site.registry.expect("w", ["m"])
+    site.fleet.managed.expect("w", ["m"])
     assert await site.report(MANAGED) == 404
     await site.beat(MANAGED)
     assert await site.report() == 403
@@ -90,8 +92,8 @@ async def test_a_restarted_gateway_waits_for_a_heartbeat(site):
     """A worker that it only remembers is known again by its heartbeat, not by a report."""
     before = Site()
     await before.beat()
-    [(heartbeat, age_s, _)] = before.registry.snapshot()
-    site.registry.restore(heartbeat, age_s)
+    [(heartbeat, age_s, _)] = before.fleet.registry.snapshot()
+    site.fleet.registry.restore(heartbeat, age_s)
     assert await site.report() == 404
     await site.beat()
     assert await site.report() == "ok"

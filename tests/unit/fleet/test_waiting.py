@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from ichat.config.schema import CircuitBreaker, Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.waiting import retry_forever, wait_lease
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
@@ -22,67 +22,67 @@ def heartbeat(state="ready", interval_s=10):
     )
 
 
-async def wait_state(registry, worker, wanted):
+async def wait_state(fleet, worker, wanted):
     """Wait as the supervisor does: for a change, or for the time at which silence is one."""
-    while registry.state(worker) != wanted:
-        with trio.move_on_at(registry.state_until(worker)):
-            await registry.changed.wait()
+    while fleet.table.state(worker) != wanted:
+        with trio.move_on_at(fleet.table.state_until(worker)):
+            await fleet.table.changed.wait()
 
 
 @pytest.fixture
-async def registry(autojump_clock):
-    return Registry({}, trio.current_time, max_in_flight=5)
+async def fleet(autojump_clock):
+    return Fleet({}, trio.current_time, max_in_flight=5)
 
 
-async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry, autojump_clock):
+async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(fleet, autojump_clock):
     """The waiter goes on at the heartbeat that makes the worker ready, not before and not later."""
-    worker = registry.expect("w", ["m"])
+    worker = fleet.managed.expect("w", ["m"])
     began = trio.current_time()
 
     async def load():
         await trio.sleep(3)
-        registry.record_heartbeat(heartbeat("loading"))
+        fleet.registry.record_heartbeat(heartbeat("loading"))
         await trio.sleep(4)
-        registry.record_heartbeat(heartbeat())
+        fleet.registry.record_heartbeat(heartbeat())
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load)
-        await wait_state(registry, worker, "ready")
+        await wait_state(fleet, worker, "ready")
         assert trio.current_time() - began == pytest.approx(7, abs=0.5)
 
 
-async def test_silence_is_a_change_as_well(registry, autojump_clock):
+async def test_silence_is_a_change_as_well(fleet, autojump_clock):
     """A worker that misses its heartbeats becomes unhealthy at a known time, and the waiter wakes then."""
-    registry.record_heartbeat(heartbeat(interval_s=10))
+    fleet.registry.record_heartbeat(heartbeat(interval_s=10))
     began = trio.current_time()
-    await wait_state(registry, registry.get("w"), "unhealthy")
+    await wait_state(fleet, fleet.table.get("w"), "unhealthy")
     assert trio.current_time() - began == pytest.approx(30, abs=0.5)
 
 
-async def test_every_change_by_the_supervisor_wakes_waiters(registry, autojump_clock):
+async def test_every_change_by_the_supervisor_wakes_waiters(fleet, autojump_clock):
     """Each method that changes a managed worker tells the listeners; a waiter that left is told no more."""
-    worker = registry.expect("w", ["m"])
+    worker = fleet.managed.expect("w", ["m"])
     changes = [
-        lambda: registry.configure(worker, names=["n"], max_in_flight=1, settings={}),
-        lambda: registry.drain(worker),
-        lambda: registry.restart(worker),
-        lambda: registry.set_piped(worker, is_piped=True),
-        lambda: registry.remove(worker),
+        lambda: fleet.managed.configure(worker, names=["n"], max_in_flight=1, settings={}),
+        lambda: fleet.managed.drain(worker),
+        lambda: fleet.managed.restart(worker),
+        lambda: fleet.managed.set_piped(worker, is_piped=True),
+        lambda: fleet.table.remove(worker),
     ]
     for change in changes:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.changed.wait)
+            nursery.start_soon(fleet.table.changed.wait)
             await trio.testing.wait_all_tasks_blocked()
             change()
     with trio.move_on_after(1) as scope:
-        await registry.changed.wait()
+        await fleet.table.changed.wait()
     assert scope.cancelled_caught
 
 
-async def test_an_endpoint_is_idle_after_its_last_request(registry, autojump_clock):
+async def test_an_endpoint_is_idle_after_its_last_request(fleet, autojump_clock):
     """Every waiter goes on when the last request ends, not when one of several does; an idle endpoint is not waited for."""
-    registry.record_heartbeat(heartbeat())
-    endpoint = registry.endpoint_of(registry.get("w"))
+    fleet.registry.record_heartbeat(heartbeat())
+    endpoint = fleet.table.endpoint_of(fleet.table.get("w"))
     await endpoint.wait_idle()
     endpoint.in_flight = 2
     done = []

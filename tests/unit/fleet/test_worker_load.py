@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.views import summarize
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, LoadPhase
@@ -13,25 +13,24 @@ IMPORT, WEIGHTS = LoadPhase("importing vLLM", 4.0), LoadPhase("loading weights",
 
 
 class Site:
-    """A registry with a clock that is set."""
+    """A fleet with a clock that is set."""
 
     def __init__(self, *, managed=True, on_demand=False):
         self.now = 1000.0
-        self.registry = Registry({}, lambda: self.now, 10)
+        self.fleet = Fleet({}, lambda: self.now, 10)
         self.managed = managed
         self.count = 0
         if managed:
-            self.worker = self.registry.expect("w", ["m"])
-            self.registry.configure(self.worker, names=["m"], max_in_flight=None, settings={}, on_demand=on_demand)
+            self.worker = self.fleet.managed.expect("w", ["m"])
+            self.fleet.managed.configure(self.worker, names=["m"], max_in_flight=None, settings={}, on_demand=on_demand)
 
     def tell(self, state, *, start="", **more):
         beat = Heartbeat("w", "m", "127.0.0.1", 9, state=state, start_id=f"s{start}", heartbeat_interval=3600.0, **more)
-        self.registry.record_heartbeat(beat)
-        self.worker = self.registry.get("w")
+        self.fleet.registry.record_heartbeat(beat)
+        self.worker = self.fleet.table.get("w")
 
     def view(self):
-        worker = self.worker
-        return summarize(worker, None, self.registry.state(worker), [], self.now)
+        return summarize(self.fleet.table, self.worker)
 
     def phases(self, load=None):
         load = load or self.view().load
@@ -39,9 +38,9 @@ class Site:
 
     def start(self, seconds, start=""):
         """Go through a start whose worker has two phases and then is ready."""
-        self.registry.enter_load(self.worker, "checking")
+        self.fleet.managed.enter_load(self.worker, "checking")
         self.now += 0.5
-        self.registry.enter_load(self.worker, "starting the process")
+        self.fleet.managed.enter_load(self.worker, "starting the process")
         self.now += 1.5 + seconds
         self.tell("loading", start=start, load=[LoadPhase("importing vLLM", seconds)])
         self.now += 2
@@ -52,11 +51,11 @@ def test_a_start_from_its_first_second_to_its_last():
     """The seconds go on between two heartbeats, and all of them together are what the load took."""
     site = Site()
     assert site.view().load is None
-    site.registry.enter_load(site.worker, "checking")
+    site.fleet.managed.enter_load(site.worker, "checking")
     site.now += 0.5
     assert site.phases() == [("checking", 0.5, None)]
     assert site.view().phase == "checking"
-    site.registry.enter_load(site.worker, "starting the process")
+    site.fleet.managed.enter_load(site.worker, "starting the process")
     site.now += 5.5
     site.tell("starting", load=[IMPORT], phase="importing vLLM")
     assert site.phases() == [
@@ -87,8 +86,8 @@ def test_the_next_load_has_the_last_one_beside_it(caplog):
     assert (
         "worker w is ready after 10 s: starting the process 2 s, importing vLLM 6 s, loading weights 2 s" in caplog.text
     )
-    site.registry.restart(site.worker)
-    site.registry.enter_load(site.worker, "checking")
+    site.fleet.managed.restart(site.worker)
+    site.fleet.managed.enter_load(site.worker, "checking")
     view = site.view()
     assert (view.load.expected_s, view.ready_in_s) == (10, 10)
     assert site.phases() == [("checking", 0, 0.5)]
@@ -96,8 +95,8 @@ def test_the_next_load_has_the_last_one_beside_it(caplog):
     site.now += 4
     site.tell("loading", start="2", load=[IMPORT])
     assert site.phases()[-1] == ("importing vLLM", 4.0, 6.0)
-    assert site.registry.story("m", site.now).rest_s == 6
-    assert site.registry.story("n", site.now) is None
+    assert site.fleet.directory.story("m", site.now).rest_s == 6
+    assert site.fleet.directory.story("n", site.now) is None
 
 
 def test_a_registered_worker_reports_its_load():
@@ -108,7 +107,7 @@ def test_a_registered_worker_reports_its_load():
     assert site.phases() == [("importing vLLM", 4.0, None), ("loading weights", 3.0, None)]
     site.tell("ready", loaded=[IMPORT, LoadPhase("loading weights", 3.0)])
     assert site.view().last_load.elapsed_s == 7
-    assert site.registry.loads.times.expected("m", "start") is None
+    assert site.fleet.loads.times.expected("m", "start") is None
     site.tell("loading", start="2", load=[LoadPhase("importing vLLM", 1.0)])
     assert (site.phases(), site.view().ready_in_s) == ([("importing vLLM", 1.0, 4.0)], 6)
 
@@ -132,14 +131,14 @@ def test_only_the_newest_heartbeats_load_is_kept():
 
 def test_a_load_counts_towards_what_may_be_registered():
     """Its phases, and while it goes on those of the last load beside them."""
-    registry = Registry({}, lambda: 0.0, 10)
+    fleet = Fleet({}, lambda: 0.0, 10)
     sizes = []
     for number in range(3):
         phases = [LoadPhase("x" * 64, 1.0, "y" * 64)] * 64
         more = [{}, {"load": phases}, {"loaded": phases}][number]
         beat = Heartbeat("w", "m", "127.0.0.1", 9, state="loading", start_id="s", **more)
-        registry.record_heartbeat(beat, "sender")
-        sizes.append(registry.weights._all.bytes)
+        fleet.registry.record_heartbeat(beat, "sender")
+        sizes.append(fleet.registry._weights._all.bytes)
     assert sizes[1] - sizes[0] > 64 * 400
     assert sizes[2] - sizes[0] > 64 * 300
 
@@ -152,8 +151,8 @@ def test_a_silent_workers_load_is_not_shown():
     assert (site.view().state, site.view().load) == ("unhealthy", None)
     site = Site(managed=False)
     beat = Heartbeat("w", "m", "127.0.0.1", 9, state="loading", start_id="s", load=[IMPORT])
-    site.registry.restore(beat, 5.0)
-    site.worker = site.registry.get("w")
+    site.fleet.registry.restore(beat, 5.0)
+    site.worker = site.fleet.table.get("w")
     assert (site.view().state, site.view().load) == ("stale", None)
     site.tell("loading", load=[IMPORT])
     assert site.phases() == [("importing vLLM", 4.0, None)]
@@ -183,7 +182,7 @@ def test_a_wake_is_a_load():
         assert site.phases()[0][:2] == ("waking up", seconds)
         site.tell("ready")
     assert site.view().last_load.elapsed_s == 2
-    times = site.registry.loads.times
+    times = site.fleet.loads.times
     assert (times.expected("m", "wake"), times.expected("m", "start")) == (1.5, 10)
 
 
@@ -191,25 +190,25 @@ def test_a_wake_is_a_load():
 def test_a_load_that_does_not_end_well_teaches_nothing(end):
     """It is over, and the next one begins anew."""
     site = Site(on_demand=True)
-    site.registry.enter_load(site.worker, "checking")
+    site.fleet.managed.enter_load(site.worker, "checking")
     site.tell("loading", load=[IMPORT])
     if end == "fail":
-        site.registry.fail(site.worker, WorkerEnd("ended", 0.0))
+        site.fleet.table.fail(site.worker, WorkerEnd("ended", 0.0))
     elif end == "cool":
-        site.registry.cool(site.worker)
+        site.fleet.managed.cool(site.worker)
     else:
         site.tell("draining")
     view = site.view()
     assert (view.load, view.last_load) == (None, None)
-    assert site.registry.loads.times.expected("m", "start") is None
+    assert site.fleet.loads.times.expected("m", "start") is None
 
 
 def test_two_that_wait_for_room_do_not_wake_each_other():
     """A phase that goes on is no change: otherwise each would wake the other for ever."""
     site, calls = Site(), []
-    site.registry.enter_load(site.worker, "waiting for room")
-    site.registry.changed.add(lambda: calls.append(1))
-    site.registry.enter_load(site.worker, "waiting for room")
+    site.fleet.managed.enter_load(site.worker, "waiting for room")
+    site.fleet.table.changed.add(lambda: calls.append(1))
+    site.fleet.managed.enter_load(site.worker, "waiting for room")
     assert not calls
-    site.registry.enter_load(site.worker, "checking")
+    site.fleet.managed.enter_load(site.worker, "checking")
     assert calls

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
+from ichat.fleet.model_directory import REASONS_MAX
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.fleet.worker_table import REASONS_MAX, Deadlines
+from ichat.fleet.worker_table import Deadlines
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Loadable, NotReady, Ready, Unknown
 from ichat.routing.sessions import HashRing, home_of
@@ -58,73 +59,73 @@ _STEPS = st.one_of(
 )
 
 
-def take(registry, clock, step):
-    """Do one step of a history with a registry."""
+def take(fleet, clock, step):
+    """Do one step of a history with a fleet."""
     match step:
         case Heartbeat():
-            registry.record_heartbeat(step)
+            fleet.registry.record_heartbeat(step)
         case float():
             clock.now += step
         case ("restore", beat):
-            registry.restore(beat, 20.0, can_return=True)
+            fleet.registry.restore(beat, 20.0, can_return=True)
         case ("expect", name):
-            registry.expect("mine", [name])
+            fleet.managed.expect("mine", [name])
         case "reauthenticate":
-            registry.require_reauthentication()
+            fleet.table.require_reauthentication()
         case "forget probes":
-            registry.forget_probes()
+            fleet.probes.forget()
         case (what, name):
-            worker = registry.get("mine" if what == "configure" else name)
+            worker = fleet.table.get("mine" if what == "configure" else name)
             if worker is not None:
-                _change(registry, clock, worker, what, name)
+                _change(fleet, clock, worker, what, name)
 
 
-def _change(registry, clock, worker, what, name):
-    endpoint = registry.endpoint_of(worker)
+def _change(fleet, clock, worker, what, name):
+    endpoint = fleet.table.endpoint_of(worker)
     match what:
         case "configure" if worker.managed:
-            registry.configure(worker, names=[name, "n"], max_in_flight=None, settings={}, on_demand=name == "m")
+            fleet.managed.configure(worker, names=[name, "n"], max_in_flight=None, settings={}, on_demand=name == "m")
         case "restart" if worker.managed:
-            registry.restart(worker)
+            fleet.managed.restart(worker)
         case "drain" if worker.managed:
-            registry.drain(worker)
+            fleet.managed.drain(worker)
         case "resume" if worker.managed:
-            registry.resume(worker)
+            fleet.managed.resume(worker)
         case "cool" if worker.managed:
-            registry.cool(worker)
+            fleet.managed.cool(worker)
         case "remove":
-            registry.remove(worker)
+            fleet.table.remove(worker)
         case "fail":
-            registry.fail(worker, WorkerEnd("has ended", 0.0), clock.now + 4)
+            fleet.table.fail(worker, WorkerEnd("has ended", 0.0), clock.now + 4)
         case "unreachable" if endpoint is not None:
             endpoint.fail(clock.now)
         case "reachable" if endpoint is not None:
             endpoint.record_reachable()
         case "ill" if endpoint is not None:
-            registry.probed(endpoint, worker, "it is answered with 500", is_well=False, failures_max=1)
+            fleet.probes.record(endpoint, worker, "it is answered with 500", is_well=False, failures_max=1)
         case "well" if endpoint is not None:
-            registry.probed(endpoint, worker, "", is_well=True, failures_max=1)
+            fleet.probes.record(endpoint, worker, "", is_well=True, failures_max=1)
 
 
 def _group_id(worker):
     return worker.heartbeat.group.id if worker.heartbeat and worker.heartbeat.group else None
 
 
-def assert_same_as_a_scan(registry, clock):
-    """Compare what the registry finds with what a look at every worker finds."""
-    workers = list(registry)
-    assert registry.names() == {name for worker in workers for name in worker.names}
+def assert_same_as_a_scan(fleet, clock):
+    """Compare what the fleet finds with what a look at every worker finds."""
+    workers = list(fleet.table)
+    assert fleet.directory.names() == {name for worker in workers for name in worker.names}
     for name in MODELS:
         having = [worker for worker in workers if worker.serves(name)]
-        endpoints = [(worker, registry.endpoint_of(worker)) for worker in having]
+        endpoints = [(worker, fleet.table.endpoint_of(worker)) for worker in having]
         ready = {
             endpoint
             for worker, endpoint in endpoints
             if endpoint is not None and worker.state(clock.now, WEDGED_AFTER_S, endpoint.trouble) == "ready"
         }
-        found = registry.availability(name)
-        assert registry.has(name) == bool(having)
-        loadable = any(worker.is_loadable(clock.now, registry.state(worker)) for worker in having)
+        found = fleet.directory.availability(name)
+        assert fleet.directory.has(name) == bool(having)
+        loadable = any(worker.is_loadable(clock.now, fleet.table.state(worker)) for worker in having)
         assert isinstance(found, Ready if ready else Loadable if loadable else NotReady if having else Unknown)
         if isinstance(found, Ready):
             assert set(found.endpoints) == ready
@@ -136,9 +137,9 @@ def assert_same_as_a_scan(registry, clock):
                 assert found.ring.home_of(session, lambda _: True) is home_of(session, found.endpoints)
     for worker in workers:
         members = {one for one in workers if _group_id(worker) and _group_id(one) == _group_id(worker)}
-        assert set(registry.group_of(worker)) == members
+        assert set(fleet.table.index.of_group(worker)) == members
         if worker.heartbeat:
-            assert registry.keeper(response_tag(worker.id, worker.heartbeat.start_id)) is worker
+            assert fleet.table.keeper(response_tag(worker.id, worker.heartbeat.start_id)) is worker
 
 
 @settings(max_examples=300)
@@ -146,10 +147,10 @@ def assert_same_as_a_scan(registry, clock):
 def test_tables_say_what_a_look_at_every_worker_says(steps):
     """Whatever happens to workers, and whatever only time does: the same endpoints, names, groups and keepers."""
     clock = Clock()
-    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
+    fleet = Fleet({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
     for step in steps:
-        take(registry, clock, step)
-        assert_same_as_a_scan(registry, clock)
+        take(fleet, clock, step)
+        assert_same_as_a_scan(fleet, clock)
 
 
 @settings(max_examples=300)
@@ -172,12 +173,12 @@ def test_no_worker_is_handed_out_after_its_time(steps):
 
 
 def known(count):
-    """Return a registry with so many ready workers of one model, and the clock."""
+    """Return a fleet with so many ready workers of one model, and the clock."""
     clock = Clock()
-    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
+    fleet = Fleet({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
     for number in range(count):
-        registry.record_heartbeat(heartbeat(str(number)))
-    return registry, clock
+        fleet.registry.record_heartbeat(heartbeat(str(number)))
+    return fleet, clock
 
 
 @pytest.fixture
@@ -195,48 +196,51 @@ def states(monkeypatch):
 
 def test_a_request_and_a_heartbeat_look_at_no_other_worker(states):
     """With 1000 workers of one model a request finds the same list as before, and a heartbeat looks at its own worker."""
-    registry, clock = known(1000)
+    fleet, clock = known(1000)
     told = []
-    registry.changed.add(lambda: told.append(1))
-    found, before = registry.availability("m"), next(states)
+    fleet.table.changed.add(lambda: told.append(1))
+    found, before = fleet.directory.availability("m"), next(states)
     for number in range(100):
         clock.now += 0.1
-        registry.record_heartbeat(heartbeat(str(number)))
-        assert registry.availability("m") is found
-        assert registry.lost(str(number)) == []
+        fleet.registry.record_heartbeat(heartbeat(str(number)))
+        assert fleet.directory.availability("m") is found
+        assert fleet.table.lost(str(number)) == []
     assert next(states) - before <= 2 * 100
     assert told == [], "nobody is told of heartbeats that change nothing"
 
 
 def test_silence_of_one_looks_at_one(states):
     """Of 1000 workers those are looked at whose time has come, and the others serve on."""
-    registry, clock = known(1000)
+    fleet, clock = known(1000)
     clock.now += 20
     for number in range(1, 1000):
-        registry.record_heartbeat(heartbeat(str(number)))
+        fleet.registry.record_heartbeat(heartbeat(str(number)))
     clock.now += 11
-    assert len(registry.availability("m").endpoints) == 999
+    assert len(fleet.directory.availability("m").endpoints) == 999
     before = next(states)
     clock.now += 1
-    assert len(registry.availability("m").endpoints) == 999
+    assert len(fleet.directory.availability("m").endpoints) == 999
     assert next(states) - before == 1
 
 
-@pytest.mark.parametrize("what", ["require_reauthentication", "forget_probes"])
-def test_a_reload_finds_out_no_state_that_it_knows(states, what):
+@pytest.mark.parametrize("is_another_token", [True, False])
+def test_a_reload_finds_out_no_state_that_it_knows(states, is_another_token):
     """With 1000 workers neither another token nor the end of all health checks looks at each worker's state."""
-    registry, _ = known(1000)
-    assert isinstance(registry.availability("m"), Ready)
+    fleet, _ = known(1000)
+    assert isinstance(fleet.directory.availability("m"), Ready)
     before = next(states)
-    getattr(registry, what)()
+    if is_another_token:
+        fleet.table.require_reauthentication()
+    else:
+        fleet.probes.forget()
     assert next(states) - before == 1
-    assert isinstance(registry.availability("m"), NotReady if what == "require_reauthentication" else Ready)
+    assert isinstance(fleet.directory.availability("m"), NotReady if is_another_token else Ready)
 
 
 def test_an_error_names_a_few_of_many_workers():
     """The reason why a model of many workers has none that is ready stays readable."""
-    registry, clock = known(1000)
+    fleet, clock = known(1000)
     clock.now += 31
-    reasons = registry.availability("m").reasons.split("; ")
+    reasons = fleet.directory.availability("m").reasons.split("; ")
     assert len(reasons) == REASONS_MAX + 1
     assert reasons[-1] == f"{1000 - REASONS_MAX} more workers are not ready"

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from ichat.config.schema import Config, HistorySettings, Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.observability.history import History, ModelTraffic, percentile_ms
 from ichat.observability.prometheus_families import Histogram
 from ichat.protocol.messages import Heartbeat
@@ -15,8 +15,8 @@ from ichat.routing.balancer import Balancer
 
 
 @pytest.fixture
-def registry():
-    return Registry({}, trio.current_time, max_in_flight=5)
+def fleet():
+    return Fleet({}, trio.current_time, max_in_flight=5)
 
 
 class Counts:
@@ -40,20 +40,28 @@ class Counts:
         return self.by_model.values()
 
 
-def make(registry, counts, seconds=15.0, **more):
-    balancer = Balancer(registry.availability, trio.current_time, Routing())
-    return History(HistorySettings(5.0, seconds), registry, balancer, counts, lambda: 3, **more)
+def make(fleet, counts, seconds=15.0, **more):
+    balancer = Balancer(fleet.directory.availability, trio.current_time, Routing())
+    return History(
+        HistorySettings(5.0, seconds),
+        fleet.table,
+        fleet.directory,
+        balancer,
+        traffic=counts,
+        in_flight=lambda: 3,
+        **more,
+    )
 
 
 def shown(history, workers=None):
     return json.loads("".join(history.parts(workers)))
 
 
-async def test_a_sample_has_what_has_happened_since_the_one_before(registry, nursery, autojump_clock):
+async def test_a_sample_has_what_has_happened_since_the_one_before(fleet, nursery, autojump_clock):
     """Counts are differences, and percentiles are those of the requests of these seconds alone."""
     counts = Counts()
     counts.add("m", 0.05, 0.05)
-    history, samples = make(registry, counts), []
+    history, samples = make(fleet, counts), []
     history.sampled.add(samples.append)
     nursery.start_soon(history.sample_forever)
     await trio.sleep(5.1)
@@ -69,10 +77,10 @@ async def test_a_sample_has_what_has_happened_since_the_one_before(registry, nur
     assert samples[1].describe()["models"]["m"]["output_tokens"] == 8
 
 
-async def test_the_oldest_sample_makes_room(registry, nursery, autojump_clock):
+async def test_the_oldest_sample_makes_room(fleet, nursery, autojump_clock):
     """There are never more than the ring holds, oldest first; a model that is silent for so long is forgotten."""
     counts = Counts()
-    history = make(registry, counts)
+    history = make(fleet, counts)
     nursery.start_soon(history.sample_forever)
     await trio.sleep(0.1)
     for number in range(1, 6):
@@ -86,16 +94,16 @@ async def test_the_oldest_sample_makes_room(registry, nursery, autojump_clock):
     assert shown(history)["models"] == {}
 
 
-async def test_the_history_is_bounded(registry, nursery, autojump_clock):
+async def test_the_history_is_bounded(fleet, nursery, autojump_clock):
     """Neither models nor workers beyond the bounds have series; all of them count in the totals."""
     counts = Counts()
-    history = make(registry, counts, models_max=2, workers_max=3)
+    history = make(fleet, counts, models_max=2, workers_max=3)
     nursery.start_soon(history.sample_forever)
     await trio.sleep(0.1)
     for number in range(5):
         counts.add(f"m{number}", 0.5)
         heartbeat = Heartbeat(f"w{number}", "m", "h", 1, progress={"kv_use": 0.1 * number}, heartbeat_interval=60)
-        registry.record_heartbeat(heartbeat)
+        fleet.registry.record_heartbeat(heartbeat)
     await trio.sleep(5)
     found = shown(history)
     assert len(found["models"]) == 2
@@ -105,9 +113,9 @@ async def test_the_history_is_bounded(registry, nursery, autojump_clock):
     assert list(shown(history, ("w1",))["workers"]) == ["w1"]
 
 
-async def test_other_settings_begin_anew(registry, nursery, autojump_clock):
+async def test_other_settings_begin_anew(fleet, nursery, autojump_clock):
     """The same ones change nothing."""
-    history = make(registry, Counts())
+    history = make(fleet, Counts())
     nursery.start_soon(history.sample_forever)
     await trio.sleep(5.1)
     history.reconfigure(Config(history=HistorySettings(5.0, 15.0)))

@@ -32,14 +32,14 @@ def test_loads_are_counted_by_why_and_how_they_ended():
 
 async def test_whether_a_model_is_loaded_is_shown_of_on_demand_workers():
     """0 for one that is cold, 1 once one of its workers is ready, and nothing for models that are always loaded."""
-    registry, metrics = known("route", clock=lambda: 0.0)
+    fleet, metrics = known("route", clock=lambda: 0.0)
     for worker_id, on_demand in (("a-0", True), ("b-0", True), ("c-0", False)):
-        worker, names = registry.expect(worker_id, [worker_id[0]]), [worker_id[0]]
-        registry.configure(worker, names=names, max_in_flight=None, settings={}, on_demand=on_demand)
-    registry.cool(registry.get("a-0"))
+        worker, names = fleet.managed.expect(worker_id, [worker_id[0]]), [worker_id[0]]
+        fleet.managed.configure(worker, names=names, max_in_flight=None, settings={}, on_demand=on_demand)
+    fleet.managed.cool(fleet.table.get("a-0"))
     for worker_id in ("b-0", "c-0"):
         beat = {"worker_id": worker_id, "model_name": worker_id[0], "host": "127.0.0.1", "port": 1}
-        registry.record_heartbeat(parse_heartbeat(beat))
+        fleet.registry.record_heartbeat(parse_heartbeat(beat))
     now = own(metrics)
     loaded = {labels["model"]: now.get("ichat_model_loaded", **labels) for labels in now.labels("ichat_model_loaded")}
     assert loaded == {"a": 0, "b": 1}
@@ -48,11 +48,11 @@ async def test_whether_a_model_is_loaded_is_shown_of_on_demand_workers():
 async def test_a_scrape_shows_them_and_forgets_models_that_have_gone():
     """The series of a model end with it, so that models of launched workers leave nothing."""
     counts = LoadCounts()
-    registry, metrics = known("stays", "goes", loads=lambda: counts)
+    fleet, metrics = known("stays", "goes", loads=lambda: counts)
     for model in ("stays", "goes"):
         counts.loaded(model, "request", "ready", 1.0)
     assert len(own(metrics).labels("ichat_model_loads_total")) == 2
-    registry.external = {"stays": ()}
+    fleet.directory.use_routes({"stays": ()})
     now = own(metrics)
     for name in ("ichat_model_loads_total", "ichat_model_load_seconds_count"):
         assert [labels["model"] for labels in now.labels(name)] == ["stays"]

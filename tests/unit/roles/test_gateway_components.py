@@ -20,7 +20,7 @@ from ichat.supervisor.supervisor import Supervisor
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
 
 
-OWNED = {"SupervisorContext": "Supervisor", "WorkerTable": "Registry"}
+OWNED = {"SupervisorContext": "Supervisor", "WorkerTable": "Fleet", "ModelDirectory": "Fleet", "Registry": "Fleet"}
 """Classes that get another configuration from the component that owns them."""
 
 
@@ -63,18 +63,18 @@ async def test_log_sources_are_the_same_while_workers_are(tmp_path):
     config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
-        registry = components.control.registry
-        sources = LogSources(registry, components.control.auth)
-        registry.record_heartbeat(Heartbeat("w", "m", "h", 1))
+        fleet = components.control.fleet
+        sources = LogSources(fleet.table, components.control.auth)
+        fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 1))
         first = sources()
-        registry.record_heartbeat(Heartbeat("w", "m", "h", 1, phase="well"))
+        fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 1, phase="well"))
         assert sources() is first
-        registry.record_heartbeat(Heartbeat("w", "m", "h", 2))
+        fleet.registry.record_heartbeat(Heartbeat("w", "m", "h", 2))
         assert (first["w"].port, sources()["w"].port) == (1, 2)
-        mine = registry.expect("mine", ["m"])
-        registry.record_heartbeat(Heartbeat("mine", "m", "h", 3))
+        mine = fleet.managed.expect("mine", ["m"])
+        fleet.registry.record_heartbeat(Heartbeat("mine", "m", "h", 3))
         assert set(sources()) == {"w", "mine"}
-        registry.set_piped(mine, is_piped=True)
+        fleet.managed.set_piped(mine, is_piped=True)
         assert set(sources()) == {"w"}
         components.control.log_store.close()
 
@@ -93,11 +93,11 @@ async def test_a_reload_leaves_no_replaced_route_in_the_index_of_prefixes(tmp_pa
     with open_state(before.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(before, None, state, tracing)
         context, index = components.data.context, components.data.context.balancer.prefixes
-        for endpoints in context.registry.external.values():
+        for endpoints in context.directory.external.values():
             chain = PrefixChain(256, [endpoints[0].id.ljust(8)[:8]])
             index.record(chain, index.match(chain), endpoints[0])
         components.reconfiguration.check(after)(before)
         await trio.sleep(10)
         index.match(chain)
-        assert list(index._numbers) == [context.registry.external["stays"][0].holder]
+        assert list(index._numbers) == [context.directory.external["stays"][0].holder]
         components.control.log_store.close()

@@ -11,8 +11,8 @@ from ichat.config import load as configuration
 from ichat.config.models import AliasConfig, TargetConfig
 from ichat.config.schema import Config
 from ichat.errors import Exit
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.model_list import listed_model, listed_models
-from ichat.fleet.registry import Registry
 from ichat.fleet.views import result_of
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.aliases import Aliases, NamePatterns
@@ -64,14 +64,14 @@ def test_names_and_models_come_before_patterns():
 
 def test_lists_have_no_patterns():
     """But one model is found by a name that a pattern matches, unless that is hidden."""
-    registry = Registry({}, lambda: 0.0, 5)
-    registry.record_heartbeat(Heartbeat("w", "tiny", "h", 1))
+    fleet = Fleet({}, lambda: 0.0, 5)
+    fleet.registry.record_heartbeat(Heartbeat("w", "tiny", "h", 1))
     aliases = aliases_to("tiny", "claude-*", "plain")
-    assert set(result_of(listed_models(registry, aliases))) == {"tiny", "plain"}
-    assert listed_model("claude-opus", registry, aliases)[0].id == "tiny"
-    assert listed_model("claude-*", registry, aliases) is None
-    assert listed_model("gpt", registry, aliases) is None
-    assert listed_model("claude-opus", registry, aliases_to("tiny", "claude-*", hidden=True)) is None
+    assert set(result_of(listed_models(fleet.directory, aliases))) == {"tiny", "plain"}
+    assert listed_model("claude-opus", fleet.directory, aliases)[0].id == "tiny"
+    assert listed_model("claude-*", fleet.directory, aliases) is None
+    assert listed_model("gpt", fleet.directory, aliases) is None
+    assert listed_model("claude-opus", fleet.directory, aliases_to("tiny", "claude-*", hidden=True)) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.config.schema import Config, Routing, Timeouts
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.responses import ResponseMissing, holder_of
+from ichat.fleet.views import describe, result_of
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Full, Loadable, NotReady, Ready, Unknown
@@ -23,37 +24,38 @@ FAILED = WorkerEnd("was ended by signal SIGKILL", 0.0, cause="The GPU has no mem
 
 
 class Site:
-    """A registry with a balancer, as a gateway has them."""
+    """A fleet with a balancer, as a gateway has them."""
 
     def __init__(self, policy="least_loaded", queue_max=100, restart_wait_s=0):
         self.now = 1000.0
-        self.registry = Registry({}, lambda: self.now, max_in_flight=4)
-        self.registry.reconfigure(Config(timeouts=Timeouts(restart_wait_s=restart_wait_s)))
-        self.registry.max_in_flight = 4
-        self.balancer = Balancer(
-            self.registry.availability, lambda: self.now, Routing(policy=policy, queue_max=queue_max)
+        self.fleet = Fleet({}, lambda: self.now, max_in_flight=4)
+        self.fleet.reconfigure(
+            Config(routing=Routing(max_in_flight=4), timeouts=Timeouts(restart_wait_s=restart_wait_s))
         )
-        self.registry.changed.add(self.balancer.dispatch_waiting)
+        self.balancer = Balancer(
+            self.fleet.directory.availability, lambda: self.now, Routing(policy=policy, queue_max=queue_max)
+        )
+        self.fleet.table.changed.add(self.balancer.dispatch_waiting)
         self.wanted = []
         self.balancer.wanted.add(self.wanted.append)
 
     def add(self, worker_id="w", *, on_demand=True):
         """Add a managed worker of the model m; one loaded on demand is cold."""
-        worker = self.registry.expect(worker_id, ["m"])
+        worker = self.fleet.managed.expect(worker_id, ["m"])
         settings = {"model_path": "/models/m", "backend": "fake"}
-        self.registry.configure(worker, names=["m"], max_in_flight=None, settings=settings, on_demand=on_demand)
+        self.fleet.managed.configure(worker, names=["m"], max_in_flight=None, settings=settings, on_demand=on_demand)
         if on_demand:
-            self.registry.cool(worker)
+            self.fleet.managed.cool(worker)
         return worker
 
     def tell(self, state="ready", worker_id="w", **more):
         """Have a worker send a heartbeat."""
-        self.registry.record_heartbeat(
+        self.fleet.registry.record_heartbeat(
             Heartbeat(worker_id, "m", "127.0.0.1", 1, state=state, heartbeat_interval=1e3, **more)
         )
 
     def found(self, model="m"):
-        return self.registry.availability(model)
+        return self.fleet.directory.availability(model)
 
     def wait(self, request=M):
         """Have a request wait as an exchange does, and return its waiter."""
@@ -86,8 +88,8 @@ def test_a_load_from_cold_to_ready(site):
     """In every state on the way requests wait; the heartbeat that says ready serves all for whom there is room."""
     worker = site.add()
     waiters = [site.wait() for _ in range(5)]
-    site.registry.expect_ready(worker, 1030.0)
-    site.registry.restart(worker)
+    site.fleet.managed.expect_ready(worker, 1030.0)
+    site.fleet.managed.restart(worker)
     assert worker.restarts == 0, "the first start of a worker is no restart"
     assert site.found() == Loadable("worker w is starting", 1030.0, doing="starting")
     site.tell("loading", phase="loading weights")
@@ -104,11 +106,11 @@ def test_a_load_from_cold_to_ready(site):
 def test_keys_take_turns_once_the_model_is_loaded(site):
     """Who has sent many requests while it was cold is not served before who has sent one."""
     worker, served = site.add(), []
-    site.registry.configure(worker, names=["m"], max_in_flight=1, settings={}, on_demand=True)
+    site.fleet.managed.configure(worker, names=["m"], max_in_flight=1, settings={}, on_demand=True)
     waiters = {}
     for name in ("greedy-1", "greedy-2", "greedy-3", "modest-1", "modest-2"):
         waiters[name] = site.wait(RoutingRequest("m", fairness_key=name[:6]))
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.tell()
     while waiters:
         [name] = [name for name, waiter in waiters.items() if waiter.lease is not None]
@@ -121,7 +123,7 @@ def test_keys_take_turns_once_the_model_is_loaded(site):
 def test_a_worker_that_can_be_made_ready_is_waited_for(site, state):
     """It sleeps or wakes, or is drained for another one; a worker that is not loaded on demand is as it ever was."""
     site.add()
-    site.registry.restart(site.registry.get("w"))
+    site.fleet.managed.restart(site.fleet.table.get("w"))
     site.tell(state)
     doing = "about to start again" if state == "draining" else state
     assert site.found() == Loadable(f"worker w is {state}", None, doing=doing)
@@ -134,12 +136,12 @@ def test_a_worker_that_can_be_made_ready_is_waited_for(site, state):
 def test_a_drain_can_be_taken_back(site):
     """While a worker is drained, requests for it wait; when it need not go after all, they are served."""
     worker = site.add()
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.tell()
-    site.registry.drain(worker)
+    site.fleet.managed.drain(worker)
     waiter = site.wait()
     assert site.wanted == ["m"]
-    site.registry.resume(worker)
+    site.fleet.managed.resume(worker)
     assert waiter.lease is not None
 
 
@@ -147,9 +149,9 @@ def test_a_failed_load_refuses_its_waiting_requests(site):
     """Each with the cause, and the time of the next try; from then on the next one who asks waits again."""
     worker = site.add()
     waiters = [site.wait() for _ in range(20)]
-    site.registry.restart(worker)
-    site.registry.expect_ready(worker, site.now + 30)
-    site.registry.fail(worker, FAILED, site.now + 7.5)
+    site.fleet.managed.restart(worker)
+    site.fleet.managed.expect_ready(worker, site.now + 30)
+    site.fleet.table.fail(worker, FAILED, site.now + 7.5)
     assert not site.balancer.waiting
     why = "worker w was ended by signal SIGKILL: The GPU has no memory left; it can be asked for again in 8 s"
     refusal = NotReady(why, 8, is_final=True)
@@ -168,8 +170,8 @@ def test_a_worker_that_failed_for_good_is_not_waited_for(site):
     """Its requests are refused until somebody changes something."""
     worker = site.add()
     waiter = site.wait()
-    site.registry.restart(worker)
-    site.registry.fail(worker, FAILED)
+    site.fleet.managed.restart(worker)
+    site.fleet.table.fail(worker, FAILED)
     refusal = NotReady("worker w was ended by signal SIGKILL: The GPU has no memory left", 5, is_final=True)
     assert site.balancer.why_no_lease(waiter) == site.balancer.lease(M) == refusal
     site.now += 1e6
@@ -181,17 +183,17 @@ def test_another_worker_of_the_model_is_waited_for(site):
     site.add("a")
     b = site.add("b")
     waiter = site.wait()
-    site.registry.restart(b)
-    site.registry.fail(b, FAILED)
+    site.fleet.managed.restart(b)
+    site.fleet.table.fail(b, FAILED)
     assert isinstance(site.found(), Loadable)
     assert site.balancer.demand("m").waiting == 1
-    site.registry.remove(site.registry.get("a"))
+    site.fleet.table.remove(site.fleet.table.get("a"))
     assert isinstance(site.balancer.why_no_lease(waiter), NotReady)
     other = Site()
     one = other.add("a")
     other.add("b", on_demand=False)
     waiter = other.wait()
-    other.registry.fail(one, FAILED)
+    other.fleet.table.fail(one, FAILED)
     assert isinstance(other.found(), NotReady)
     assert not other.found().is_final
     assert other.balancer.demand("m").waiting == 1
@@ -203,7 +205,7 @@ def test_a_wait_for_a_removed_worker_is_refused(site):
     """Nothing will come of it; who waits in the queue of another model may see its worker come again."""
     worker = site.add()
     waiter = site.wait()
-    site.registry.remove(worker)
+    site.fleet.table.remove(worker)
     assert site.found() == site.balancer.why_no_lease(waiter) == Unknown()
     assert not site.balancer.waiting
 
@@ -212,18 +214,18 @@ def test_the_reason_is_that_of_the_moment(site):
     """What a waiter is told is why it was refused, whatever has become of the model until it looks."""
     worker = site.add()
     waiter = site.wait()
-    site.registry.fail(worker, FAILED, site.now + 5)
-    site.registry.cool(worker)
+    site.fleet.table.fail(worker, FAILED, site.now + 5)
+    site.fleet.managed.cool(worker)
     assert isinstance(site.balancer.why_no_lease(waiter), NotReady)
 
 
 def test_an_expected_time_ends_with_its_load(site):
     """The time at which a worker will be ready is that of one load: the next one has another."""
     worker = site.add()
-    site.registry.expect_ready(worker, 1010.0)
+    site.fleet.managed.expect_ready(worker, 1010.0)
     assert site.found().rest_s(1000.5) == 10
     assert site.found().rest_s(1020.0) == 1
-    site.registry.cool(worker)
+    site.fleet.managed.cool(worker)
     assert site.found().ready_at is None
     assert site.found().rest_s(1000.0) is None
 
@@ -231,49 +233,49 @@ def test_an_expected_time_ends_with_its_load(site):
 def test_a_response_is_lost_with_the_process_that_kept_it(site):
     """After its worker went cold nobody has it, also not the next process; a worker that sleeps still has it."""
     worker = site.add()
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.tell(start_id="1")
     kept = f"resp_{response_tag('w', '1')}_{'0' * 32}"
     site.tell("asleep", start_id="1")
-    assert holder_of(site.registry, kept) is worker
-    site.registry.cool(worker)
-    assert isinstance(holder_of(site.registry, kept), ResponseMissing)
-    site.registry.restart(worker)
-    assert isinstance(holder_of(site.registry, kept), ResponseMissing)
+    assert holder_of(site.fleet.table, kept) is worker
+    site.fleet.managed.cool(worker)
+    assert isinstance(holder_of(site.fleet.table, kept), ResponseMissing)
+    site.fleet.managed.restart(worker)
+    assert isinstance(holder_of(site.fleet.table, kept), ResponseMissing)
 
 
 def test_a_cold_model_is_listed_as_it_was_seen_last(site):
     """Before its first load by what is configured, then by what its process said; a failed one is not listed."""
     worker = site.add()
-    assert site.registry.models() == {"m": (ModelCard("m", "/models/m"), "fake")}
-    assert site.registry.is_loaded("m") is False
-    site.registry.restart(worker)
+    assert result_of(site.fleet.directory.model_steps()) == {"m": (ModelCard("m", "/models/m"), "fake")}
+    assert site.fleet.directory.is_loaded("m") is False
+    site.fleet.managed.restart(worker)
     cards = [ModelCard("m", "/m", max_model_len=64), ModelCard("adapter", "/a", "m")]
     site.tell(models=cards, backend="fake")
     listed = {card.id: (card, "fake") for card in cards}
-    assert site.registry.models() == listed
-    assert site.registry.is_loaded("adapter") is True
-    site.registry.cool(worker)
-    assert site.registry.models() == listed
-    assert site.registry.is_loaded("adapter") is False
+    assert result_of(site.fleet.directory.model_steps()) == listed
+    assert site.fleet.directory.is_loaded("adapter") is True
+    site.fleet.managed.cool(worker)
+    assert result_of(site.fleet.directory.model_steps()) == listed
+    assert site.fleet.directory.is_loaded("adapter") is False
     assert isinstance(site.found("adapter"), Loadable)
-    site.registry.fail(worker, FAILED)
-    assert site.registry.models() == {}
-    assert site.registry.is_loaded("other") is None
+    site.fleet.table.fail(worker, FAILED)
+    assert result_of(site.fleet.directory.model_steps()) == {}
+    assert site.fleet.directory.is_loaded("other") is None
 
 
 def test_adapters_are_known_while_their_model_is_loaded_again_and_ends(site):
     """The engine names them only while it is ready; who asks for one waits for the load, and is not told 404."""
     worker = site.add()
     cards = [ModelCard("m", "/m"), ModelCard("adapter", "/a", "m")]
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.tell(models=cards)
     site.tell("draining")
-    site.registry.cool(worker)
+    site.fleet.managed.cool(worker)
     assert isinstance(site.found("adapter"), Loadable)
-    site.registry.configure(worker, names=["m"], max_in_flight=None, settings={}, on_demand=True)
+    site.fleet.managed.configure(worker, names=["m"], max_in_flight=None, settings={}, on_demand=True)
     site.wait(RoutingRequest("adapter"))
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.tell("loading")
     assert isinstance(site.found("adapter"), Loadable)
     assert site.balancer.demand("adapter").waiting == 1
@@ -285,7 +287,7 @@ def test_a_model_without_workers_loaded_on_demand_is_neither_loaded_nor_not(site
     """Only models that may not be loaded are said to be."""
     site.add(on_demand=False)
     site.tell()
-    assert site.registry.is_loaded("m") is None
+    assert site.fleet.directory.is_loaded("m") is None
 
 
 def test_a_queue_of_a_cold_model_is_bounded(site):
@@ -325,14 +327,14 @@ def test_a_prefix_is_made_only_where_the_choice_depends_on_it():
 def test_requests_of_other_models_pay_nothing_for_those_that_wait(site):
     """The end of a request at one worker is no reason to look at models that have to be loaded first."""
     site.add()
-    site.registry.record_heartbeat(Heartbeat("x", "x", "127.0.0.1", 1, heartbeat_interval=1e3))
+    site.fleet.registry.record_heartbeat(Heartbeat("x", "x", "127.0.0.1", 1, heartbeat_interval=1e3))
     asked, find = [], site.balancer._find
     site.balancer._find = lambda model: asked.append(model) or find(model)
     waiter = site.wait()
     asked.clear()
     site.balancer.lease(RoutingRequest("x")).release()
     assert asked == ["x"]
-    site.registry.restart(site.registry.get("w"))
+    site.fleet.managed.restart(site.fleet.table.get("w"))
     site.tell()
     assert waiter.lease is not None
 
@@ -342,7 +344,7 @@ def test_a_session_goes_to_the_worker_that_is_loaded(site):
     site.add("a")
     b = site.add("b")
     waiter = site.wait(RoutingRequest("m", b"session"))
-    site.registry.restart(b)
+    site.fleet.managed.restart(b)
     site.tell("ready", "b")
     assert waiter.lease.endpoint.id == b"b"
     assert isinstance(site.balancer.lease(RoutingRequest("m", b"session")), Lease)
@@ -351,11 +353,11 @@ def test_a_session_goes_to_the_worker_that_is_loaded(site):
 def test_an_attempt_that_failed_waits_for_no_load(site):
     """Another attempt is for those that are ready: a model that has to be loaded first is no alternative."""
     site.add("a")
-    site.registry.restart(site.add("b"))
+    site.fleet.managed.restart(site.add("b"))
     site.tell("ready", "b")
     lease = site.balancer.lease(M)
     assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
-    site.registry.cool(site.registry.get("b"))
+    site.fleet.managed.cool(site.fleet.table.get("b"))
     assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
 
 
@@ -380,17 +382,17 @@ def test_every_waiting_request_is_answered_exactly_once(steps):
                     calls = []
                     waiting.append((site.balancer.wait(M, functools.partial(calls.append, 1)), calls))
             case "restart" if not worker.is_down or site.now >= worker.retry_at:
-                site.registry.restart(worker)
+                site.fleet.managed.restart(worker)
             case "ready" | "asleep" if not worker.is_down and not worker.is_cold:
                 site.tell(step)
             case "drain":
-                site.registry.drain(worker)
+                site.fleet.managed.drain(worker)
             case "resume":
-                site.registry.resume(worker)
+                site.fleet.managed.resume(worker)
             case "cool":
-                site.registry.cool(worker)
+                site.fleet.managed.cool(worker)
             case "fail":
-                site.registry.fail(worker, FAILED, site.now + 5)
+                site.fleet.table.fail(worker, FAILED, site.now + 5)
             case "later":
                 site.now += 5
             case ("leave", number) if waiting:
@@ -404,7 +406,7 @@ def test_every_waiting_request_is_answered_exactly_once(steps):
                 waiting.remove((waiter, calls))
                 leases += [waiter.lease] if waiter.lease else []
         assert site.balancer.demand("m").waiting == len(waiting)
-        found, endpoint = site.found(), site.registry.endpoint_of(worker)
+        found, endpoint = site.found(), site.fleet.table.endpoint_of(worker)
         assert not (waiting and isinstance(found, NotReady))
         assert not (waiting and isinstance(found, Ready) and endpoint.in_flight < endpoint.in_flight_max)
         assert (endpoint.in_flight if endpoint else 0) == len(leases)
@@ -421,12 +423,12 @@ def test_a_worker_that_is_started_again_is_waited_for():
     site.now = 1020.0
     site.tell()
     assert (first.lease is not None, worker.last_load.seconds) == (True, 19.0)
-    site.registry.fail(worker, FAILED, site.now + 5)
+    site.fleet.table.fail(worker, FAILED, site.now + 5)
     found = site.found()
     assert (found.is_coming, found.ready_at, found.doing) == (True, 1044.0, "about to start again")
     second = site.wait()
     site.now = 1025.0
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     assert site.found().ready_at == 1044.0
     site.tell("loading")
     assert second.lease is None
@@ -440,15 +442,15 @@ def test_a_failed_start_refuses_its_waiting_requests():
     site = Site(restart_wait_s=60)
     worker = site.add(on_demand=False)
     waiters = [site.wait() for _ in range(5)]
-    site.registry.fail(worker, FAILED, site.now + 5)
+    site.fleet.table.fail(worker, FAILED, site.now + 5)
     assert not site.balancer.waiting
     refusals = [site.balancer.why_no_lease(waiter) for waiter in waiters]
     assert all(isinstance(one, NotReady) and "no memory left" in one.reasons for one in refusals), refusals
     assert isinstance(site.found(), NotReady)
-    site.registry.restart(worker)
+    site.fleet.managed.restart(worker)
     site.wait()
     site.tell()
-    site.registry.fail(worker, FAILED)
+    site.fleet.table.fail(worker, FAILED)
     assert site.found().is_final
 
 
@@ -460,8 +462,8 @@ def test_a_restart_that_takes_too_long_is_not_waited_for(restart_wait_s, expecte
     site.tell("loading")
     site.now += 20
     site.tell()
-    site.registry.fail(worker, FAILED, site.now)
-    site.registry.restart(worker)
+    site.fleet.table.fail(worker, FAILED, site.now)
+    site.fleet.managed.restart(worker)
     found = site.found()
     assert isinstance(found, expected)
     if restart_wait_s == 19:
@@ -477,9 +479,9 @@ def test_a_drain_before_a_restart_is_waited_for(returns, expected):
     worker = site.add(on_demand=False)
     site.tell()
     worker.returns = returns
-    site.registry.drain(worker)
+    site.fleet.managed.drain(worker)
     assert isinstance(site.found(), expected)
-    assert site.registry.describe(worker)["coming"] == returns
+    assert describe(site.fleet.table, worker)["coming"] == returns
 
 
 def test_a_registered_worker_that_loads_is_waited_for():

@@ -3,7 +3,7 @@
 import hashlib
 
 from ichat.config.schema import Routing
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
 from ichat.protocol.prefixes import BOUNDARIES
@@ -143,11 +143,11 @@ def test_ended_endpoints_leave_nothing():
 def test_workers_that_come_and_go_leave_nothing():
     """Each with an id of its own: the index keeps none of their endpoints."""
     world = World(prefix_ttl_s=10)
-    registry = Registry({}, lambda: world.now, 10)
+    fleet = Fleet({}, lambda: world.now, 10)
     for number in range(20):
-        registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1))
-        world.send(chain("s"), registry.availability("m").endpoints[0])
-        registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1, state="gone"))
+        fleet.registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1))
+        world.send(chain("s"), fleet.directory.availability("m").endpoints[0])
+        fleet.registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1, state="gone"))
         world.now += 20
     world.held("s")
     assert len(world.index._numbers) <= 1
@@ -156,12 +156,12 @@ def test_workers_that_come_and_go_leave_nothing():
 def test_a_worker_that_sleeps_has_an_empty_cache():
     """From the heartbeat on that says so, nothing is believed of it; what others have stays."""
     world = World()
-    registry = Registry({}, lambda: world.now, 10)
+    fleet = Fleet({}, lambda: world.now, 10)
     for name in ("a", "b"):
-        registry.record_heartbeat(Heartbeat(name, "m", "127.0.0.1", 1))
-    sleeper, other = registry.availability("m").endpoints
+        fleet.registry.record_heartbeat(Heartbeat(name, "m", "127.0.0.1", 1))
+    sleeper, other = fleet.directory.availability("m").endpoints
     for one in (sleeper, other):
         world.send(chain("s"), one)
     assert world.held("s")
-    registry.record_heartbeat(Heartbeat("a", "m", "127.0.0.1", 1, state="asleep"))
+    fleet.registry.record_heartbeat(Heartbeat("a", "m", "127.0.0.1", 1, state="asleep"))
     assert set(world.held("s")) == {"b"}

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from ichat.config.schema import Restart
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.supervisor import life
 from ichat.supervisor.life import (
@@ -408,10 +408,10 @@ def test_a_planted_mistake_is_found(name, mistake):
 async def test_a_workers_record_shows_each_step_of_its_life(on_demand, autojump_clock):
     """Others see a worker cold or down exactly while it is, whatever is wanted and however its processes end."""
     for seed in range(200):
-        chance, registry = random.Random(seed), Registry({}, trio.current_time, 8)
-        record = registry.expect("w", ["m"])
-        registry.configure(record, names=["m"], max_in_flight=None, settings={}, on_demand=on_demand)
-        worker, starts = WorkerLife(registry, record, Wanted("loaded"), NoProcess()), 0
+        chance, fleet = random.Random(seed), Fleet({}, trio.current_time, 8)
+        record = fleet.managed.expect("w", ["m"])
+        fleet.managed.configure(record, names=["m"], max_in_flight=None, settings={}, on_demand=on_demand)
+        worker, starts = WorkerLife(fleet.table, fleet.managed, record, Wanted("loaded"), NoProcess()), 0
         for _ in range(20):
             actual = worker.actual
             if not isinstance(actual, NoProcess):

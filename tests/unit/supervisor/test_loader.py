@@ -11,7 +11,7 @@ import trio.testing
 
 from ichat.config.schema import Config, ManagedWorkerConfig, Restart, Routing, SwapSetConfig, Timeouts
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.waiting import wait_lease
 from ichat.hardware.gpus import GpuReader
 from ichat.preflight.claims import claims_of
@@ -76,7 +76,7 @@ class Process:
     def heartbeat(self, state, **more):
         beat = Heartbeat(self.record.id, self.spec.model_name, "127.0.0.1", 9, state=state, start_id=str(self.pid),
                          pid=self.pid, heartbeat_interval=3600.0, can_sleep=True, **more)  # fmt: skip
-        self.rig.registry.record_heartbeat(beat)
+        self.rig.fleet.registry.record_heartbeat(beat)
 
     async def _load(self):
         await trio.sleep(LOAD_S)
@@ -127,19 +127,22 @@ class Context(SupervisorContext):
 
 
 class Rig:
-    """A registry, a balancer, a loader and workers."""
+    """A fleet, a balancer, a loader and workers."""
 
     def __init__(self, nursery, tmp_path, sets=(), **restart):
         self.nursery = nursery
         self.alive, self.starts, self.failing, self.problems = [], [], set(), []
         self.refusals = {"asleep": [], "ready": []}
-        self.registry = Registry({}, trio.current_time, 10)
-        self.balancer = Balancer(self.registry.availability, trio.current_time, Routing())
-        self.registry.changed.add(self.balancer.dispatch_waiting)
+        self.fleet = Fleet({}, trio.current_time, 10)
+        self.balancer = Balancer(self.fleet.directory.availability, trio.current_time, Routing())
+        self.fleet.table.changed.add(self.balancer.dispatch_waiting)
         restart = Restart(**{"first_s": 5.0, "attempts_max": 3, **restart})
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
-        self.context = Context(config, self.registry, LocalHost(state, LogStore(), GpuReader()), lambda: None)
+        self.context = Context(
+            config, self.fleet.table, self.fleet.directory, self.fleet.managed, self.fleet.loads.times,
+            LocalHost(state, LogStore(), GpuReader()), lambda: None,
+        )  # fmt: skip
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
@@ -221,7 +224,7 @@ async def test_twenty_waiters_are_served_by_one_start(autojump_clock, rig):
             nursery.start_soon(site.answered, "a")
     assert (len(site.starts), worker.phase) == (1, "ready")
     assert site.loader.counts.loads == {("a", "request", "ready"): 1}
-    assert site.registry.loads.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
+    assert site.fleet.loads.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
     worker.life.unload()
     await site.until(lambda: worker.phase == "cold")
     assert not site.alive
@@ -284,7 +287,7 @@ async def test_a_model_in_use_stays_for_min_loaded_s(autojump_clock, rig):
 async def test_an_engine_that_hangs_while_it_is_drained_is_ended(autojump_clock, rig):
     """Its worker goes on reporting a request of somebody else's, which the engine does not end."""
     site = rig()
-    site.registry.reconfigure(site.context.config)
+    site.fleet.reconfigure(site.context.config)
     worker = site.add("a", gpu_ids=[0])
     site.add("b", gpu_ids=[0])
     lease = await site.lease("a")
@@ -320,7 +323,7 @@ async def test_a_queue_where_others_serve_the_model_loads_nothing(autojump_clock
     spec = ManagedWorkerConfig("m", "/m", gpu_ids=[], max_in_flight=1)
     always = ManagedWorker("always", spec, site.context, site.workers, is_launched=False)
     site.nursery.start_soon(always.run)
-    await site.until(lambda: site.registry.state(always.record) == "ready")
+    await site.until(lambda: site.fleet.table.state(always.record) == "ready")
     spare = site.add("m")
     lease = await site.lease("m")
     async with trio.open_nursery() as nursery:
@@ -432,7 +435,7 @@ async def test_sleep_and_wake(autojump_clock, rig):
     await site.answered("b")
     assert first.phase == "asleep"
     await site.answered("a")
-    assert (len(site.starts), site.registry.loads.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
+    assert (len(site.starts), site.fleet.loads.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
     site.refusals["asleep"].append(ValueError("it has requests"))
     await site.answered("b")
     assert first.phase == "cold"
@@ -467,7 +470,7 @@ async def test_commands(autojump_clock, rig):
     """They say what they cannot do, and return when it is done."""
     site = rig()
     worker = site.add("a")
-    site.registry.record_heartbeat(Heartbeat("w", "other", "127.0.0.1", 1))
+    site.fleet.registry.record_heartbeat(Heartbeat("w", "other", "127.0.0.1", 1))
     for command in (site.loader.load, site.loader.sleep, site.loader.wake):
         with pytest.raises(ApiError, match="does not exist") as missing:
             await command("nothing")
@@ -481,7 +484,7 @@ async def test_commands(autojump_clock, rig):
     assert site.loader.preview("a").worker_id == "a"
     silent = site.add("silent")
     await site.loader.load("silent")
-    site.registry.endpoint_of(silent.record).fail(trio.current_time())
+    site.fleet.table.endpoint_of(silent.record).fail(trio.current_time())
     with pytest.raises(ApiError, match="cannot be reached"):
         await site.loader.load("silent")
     assert await site.loader.unload("silent", 0) == "silent"

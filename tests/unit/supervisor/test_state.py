@@ -5,8 +5,9 @@ import json
 import attrs
 import pytest
 
+from ichat.fleet.fleet import Fleet
 from ichat.fleet.packed_args import ArgsPacker
-from ichat.fleet.registry import Registry
+from ichat.fleet.views import describe
 from ichat.protocol.messages import Group, Heartbeat, LoadPhase, ModelCard, parse_heartbeat
 from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
 from ichat.supervisor.supervisor import saved_form
@@ -60,21 +61,21 @@ def test_state_of_an_earlier_version_is_read(state, tmp_path):
 
 def test_arguments_are_kept_for_foreign_workers():
     """A worker that is not iChat's own may never send a heartbeat again; the others do as soon as they are asked."""
-    registry = Registry({}, lambda: 1000.0, max_in_flight=5)
-    registry.record_heartbeat(Heartbeat("other", "m", "h", 1, args=ARGS))
-    registry.record_heartbeat(Heartbeat("own", "m", "h", 1, args=ARGS, start_id="s"))
-    kept = {heartbeat.worker_id: args and args.unpack() for heartbeat, _, args in registry.snapshot()}
+    fleet = Fleet({}, lambda: 1000.0, max_in_flight=5)
+    fleet.registry.record_heartbeat(Heartbeat("other", "m", "h", 1, args=ARGS))
+    fleet.registry.record_heartbeat(Heartbeat("own", "m", "h", 1, args=ARGS, start_id="s"))
+    kept = {heartbeat.worker_id: args and args.unpack() for heartbeat, _, args in fleet.registry.snapshot()}
     assert kept == {"other": ARGS, "own": None}
 
 
 def test_arguments_stay_until_the_next_start():
     """A heartbeat without arguments has not lost them; a new start has others. The same arguments are kept once."""
-    registry = Registry({}, lambda: 1000.0, max_in_flight=5)
+    fleet = Fleet({}, lambda: 1000.0, max_in_flight=5)
     first = Heartbeat("w", "m", "h", 1, args=ARGS, start_id="1")
-    registry.record_heartbeat(first)
-    registry.record_heartbeat(attrs.evolve(registry.get("w").heartbeat, phase="well"))
-    assert registry.describe(registry.get("w"))["args"] == ARGS
-    registry.record_heartbeat(attrs.evolve(first, worker_id="other", args=dict(ARGS)))
-    assert registry.get("other").args is registry.get("w").args
-    registry.record_heartbeat(attrs.evolve(first, start_id="2", args={}))
-    assert registry.describe(registry.get("w"))["args"] == {}
+    fleet.registry.record_heartbeat(first)
+    fleet.registry.record_heartbeat(attrs.evolve(fleet.table.get("w").heartbeat, phase="well"))
+    assert describe(fleet.table, fleet.table.get("w"))["args"] == ARGS
+    fleet.registry.record_heartbeat(attrs.evolve(first, worker_id="other", args=dict(ARGS)))
+    assert fleet.table.get("other").args is fleet.table.get("w").args
+    fleet.registry.record_heartbeat(attrs.evolve(first, start_id="2", args={}))
+    assert describe(fleet.table, fleet.table.get("w"))["args"] == {}
