@@ -44,6 +44,8 @@ class Running:
     """Whether it is loaded on demand, and has no process now."""
     is_down: bool = False
     """Whether its process has ended by itself, and the next process has not begun."""
+    replaced_by: str = ""
+    """The id of the new worker that will replace it once that is ready; empty if none will."""
 
 
 @frozen
@@ -89,9 +91,10 @@ def changes_of_workers(
 ) -> list[Change]:
     """Decide each worker's change: first of the existing workers, in their order, then of the new, in theirs.
 
-    A worker that has failed is started again if something of it has changed, or with `restart_failed`.
+    A worker that has failed is started again if something of it has changed, or with `restart_failed`. A worker that
+    will be replaced by a wanted worker has no change, if it is not wanted itself: it still goes then.
     """
-    taken = _matched([one for one in running if not one.is_launched], wanted)
+    taken = _matched(running, wanted)
     changes: list[Change] = []
     for one in running:
         if one.is_launched:
@@ -100,7 +103,7 @@ def changes_of_workers(
             spec = wanted[taken[one.worker_id]]
             engines = old_engines.get(spec.backend), new_engines.get(spec.backend)
             changes.append(_change(one, spec, *engines, restart_failed=restart_failed))
-        else:
+        elif one.replaced_by not in taken:
             changes.append(Change("stop", one.worker_id, None, "the configuration has it no more"))
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
@@ -129,7 +132,7 @@ def summary(steps: Sequence[ReloadStep]) -> str:
 
 
 def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) -> dict[str, int]:
-    """Return the index in `wanted` for each worker, so that as few as possible are disturbed.
+    """Return the index in `wanted` for each worker that was not launched, so that few are disturbed.
 
     First the same, then those that need no restart, then those of the same model. Workers that have failed are last
     each time: of two that are alike, the working worker stays.
@@ -146,7 +149,7 @@ def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) 
         for index, spec in enumerate(wanted):
             if index not in used:
                 open_ones.setdefault(key(spec), []).append(index)
-        for one in sorted(running, key=lambda one: one.has_failed):
+        for one in sorted((one for one in running if not one.is_launched), key=lambda one: one.has_failed):
             indexes = open_ones.get(key(one.spec))
             if one.worker_id not in taken and indexes:
                 taken[one.worker_id] = indexes.pop(0)

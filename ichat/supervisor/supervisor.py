@@ -77,8 +77,8 @@ class Supervisor:
         self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
-        self._replaced: dict[str, str] = {}
-        """The id of the worker that serves a model until another worker can, by the id of that worker."""
+        self._replaced: dict[str, ManagedWorker] = {}
+        """The new worker that will replace a worker once it is ready, by the id of the worker that still serves."""
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
@@ -247,16 +247,14 @@ class Supervisor:
 
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
-        workers = [one for one in self._workers.values() if not one.is_leaving]
+        new_ids = {old_id: new.id for old_id, new in self._replaced.items()}
+        workers = [(one, one.record) for one in self._workers.values() if not one.is_leaving]
         running = [
-            Running(one.id, one.spec, one.is_launched, one.record.has_failed, one.record.is_cold, one.record.is_down)
-            for one in workers
+            Running(one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""))
+            for one, it in workers
         ]
         engines = self._context.config.engines, config.engines
-        changes = changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
-        kept = {change.worker_id for change in changes if change.action != "stop"}
-        replaced = {old for new, old in self._replaced.items() if new in kept}
-        return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
+        return changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
@@ -266,6 +264,7 @@ class Supervisor:
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
+            self._replaced.pop(change.worker_id, None)
             if change.action == "start" and change.spec is not None:
                 self._start(self._new_id(change.spec), change.spec, is_launched=False)
             elif worker is None or change.action == "keep":
@@ -275,21 +274,28 @@ class Supervisor:
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
-                if change.new_first and change.spec.load == "start" and worker.is_wanted and not worker.record.is_down:
-                    new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
-                    self._replaced[new.id] = worker.id
-                    self._nursery.start_soon(self._replace, new, worker)
-                else:
-                    worker.restart(change.spec)
+                self._restart(worker, change.spec, new_first=change.new_first)
 
-    async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
-        """End the old worker once the new worker is ready, or will be loaded on demand; until then it still serves."""
+    def _restart(self, worker: ManagedWorker, spec: ManagedWorkerConfig, *, new_first: bool) -> None:
+        """Have another process with this table, in a new worker if the old worker may serve until that is ready."""
+        serves = worker.is_wanted and not worker.record.is_down and worker not in self._replaced.values()
+        if new_first and spec.load == "start" and serves:
+            new = self._replaced[worker.id] = self._start(self._new_id(spec), spec, is_launched=False)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._replace, worker, new)
+        else:
+            worker.restart(spec)
+
+    async def _replace(self, old: ManagedWorker, new: ManagedWorker) -> None:
+        """End the old worker once the new worker is ready, or will be loaded on demand, unless a reload keeps it."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while new.is_wanted and not (new.is_leaving or old.is_leaving or self._table.state(new.record) == "ready"):
-            await self._table.changed.wait()
-        if not (new.is_leaving or old.is_leaving):
-            await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
-        del self._replaced[new.id]
+        while self._replaced.get(old.id) is new and not (new.is_leaving or old.is_leaving):
+            if new.is_wanted and self._table.state(new.record) != "ready":
+                await self._table.changed.wait()
+            else:
+                self._remove_soon(old, self._context.config.timeouts.drain_s)
+        if self._replaced.get(old.id) is new:
+            del self._replaced[old.id]
 
     def _token(self) -> str:
         """Return a digest that distinguishes the workers' token from others without revealing it."""
@@ -321,10 +327,8 @@ class Supervisor:
         """Save the state for the next gateway."""
         self._is_urgent, self._written_version = False, self._table.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started, (load_seconds, load_phases) = (
-            [one.saved() for one in self._workers.values()],
-            self._load_times.saved(),
-        )
+        started = [one.saved() for one in self._workers.values()]
+        load_seconds, load_phases = self._load_times.saved()
 
         def save() -> None:
             heard = [
