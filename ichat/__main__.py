@@ -311,7 +311,7 @@ def _engine_first() -> None:
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with"
-                " the interpreter of an engine's own environment (`./build engine NAME` makes one).",
+                " the interpreter of an engine's own environment (`./build engine NAME` makes it).",
             )
 
 
@@ -339,16 +339,16 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str, prefix: st
 
 ROLES = {
     "gateway": Role(
-        "gateway [-c FILE]", "one OpenAI-compatible entry to many models", _gateway,
+        "gateway [-c FILE]", "a single OpenAI-compatible entry to many models", _gateway,
         lambda: _parser_in("roles.gateway"),
     ),
     "worker": Role(
-        "worker [FLAGS]", "one model, served with vLLM or SGLang in this process", _worker,
+        "worker [FLAGS]", "a model, served with vLLM or SGLang in this process", _worker,
         lambda: _parser_in("roles.worker_options"),
     ),
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
     "doctor": Role(
-        "doctor [-c FILE]", "say what is wrong here, and what to do", _doctor,
+        "doctor [-c FILE]", "report problems here, and their remedies", _doctor,
         lambda: _parser_in("doctor.examination"),
     ),
     "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),

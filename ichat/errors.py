@@ -187,7 +187,7 @@ def declined(model: str, why: str) -> ApiError:
 
 
 def engine_busy(who: str, count: int) -> ApiError:
-    """409: the engine must be idle for this operation; `who` works on `count` requests."""
+    """409: the engine must be idle for this operation, and has `count` requests."""
     requests = "1 request" if count == 1 else f"{count} requests"
     message = f"{who} works on {requests}, and sleeps only when it is idle: ask again when they have ended."
     return ApiError(409, "conflict", message, retry=False)

@@ -13,6 +13,8 @@ class Listeners(Generic[_News]):
 
     def __init__(self) -> None:
         self._listeners: tuple[Callable[_News, object], ...] = ()
+        self._heard: trio.Event | None = None
+        """Set with the next piece of news, for all tasks that wait for that; None: none waits."""
 
     def __repr__(self) -> str:
         return f"<Listeners {len(self._listeners)}>"
@@ -29,22 +31,22 @@ class Listeners(Generic[_News]):
         self._listeners = tuple(one for one in self._listeners if one != listener)
 
     def __call__(self, *args: _News.args, **kwargs: _News.kwargs) -> None:
-        """Call all of them."""
+        """Call all of them, and wake the tasks that wait."""
+        if self._heard is not None:
+            self._heard.set()
+            self._heard = None
         for listener in self._listeners:
             listener(*args, **kwargs)
 
     async def wait(self) -> None:
-        """Wait for the next piece of news."""
-        heard = trio.Event()
+        """Wait for the next piece of news; earlier news does not count.
 
-        def hear(*_args: _News.args, **_kwargs: _News.kwargs) -> None:
-            heard.set()
-
-        self.add(hear)
-        try:
-            await heard.wait()
-        finally:
-            self.remove(hear)
+        So a task waits for a state in a loop, `while not lines: await added.wait()`: from the look at the state until
+        this waits, nothing else runs.
+        """
+        if self._heard is None:
+            self._heard = trio.Event()
+        await self._heard.wait()
 
 
 async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:

@@ -30,7 +30,7 @@ def main():
     """Unpack the archive if necessary, and run its command line."""
     if sys.version_info < NEEDED:
         _fail(
-            "ichat.pyz needs CPython %d.%d or newer, and %s is Python %d.%d: run it with a newer one, such as"
+            "ichat.pyz needs CPython %d.%d or newer, and %s is Python %d.%d: run it with a newer Python, such as"
             " `python3.12 ichat.pyz`."
             % (NEEDED[0], NEEDED[1], sys.executable, sys.version_info[0], sys.version_info[1])
         )
@@ -39,7 +39,7 @@ def main():
         if root is None:
             _fail(
                 "ichat.pyz unpacks itself once, and none of these directories can be written: %s: set SHIV_ROOT to"
-                " one that can." % ", ".join(_roots())
+                " a directory that can." % ", ".join(_roots())
             )
         if root != _roots()[0]:
             os.environ["SHIV_ROOT"] = root
@@ -77,7 +77,7 @@ def _roots():
 
 
 def _can_unpack(root):
-    """Return whether the archive can be unpacked under a directory, which is made if missing, or has been already.
+    """Return whether the archive can be unpacked under a directory, or has been already. A missing directory is made.
 
     If others can write beside it, it must be this user's alone.
     """

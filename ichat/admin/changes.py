@@ -15,7 +15,7 @@ from ichat.fleet.views import WorkerSummary
 from ichat.fleet.worker_record import WorkerRecord
 
 FIGURES_AT_ONCE = 100
-"""The most things of a kind whose figures are sent in a round."""
+"""The most things of a kind with figures in a round."""
 
 
 class ToldMarks:

@@ -35,12 +35,12 @@ from ichat.supervisor.supervisor import Supervisor
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 _WRONG = "A parameter is wrong."
 _EVENTS = f"""\
-Server-sent events. The first is `state`, an EventState, which comes again where a client is too slow. Then come \
-changes: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
+Server-sent events. The first is `state`, an EventState, which is sent again to a slow client. Changes \
+follow: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
 `machines`, with the lists `models` and `machines` of those that have changed, and `gone`; `sample`, the newest values \
 of the history with `usage_storage`; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
-`config`, a ConfigState, where the configuration file is changed, refused or taken; `keys`, where keys have changed. \
-A comment comes when nothing else has for {KEEP_ALIVE_S:g} s. \
+`config`, a ConfigState, at each change of the configuration file or its state; `keys`, at changes of keys. \
+A comment is sent after each {KEEP_ALIVE_S:g} s without an event. \
 The stream ends with the gateway."""
 _VALUES: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
 
@@ -104,7 +104,7 @@ async def get_metrics(scraper: Scraper, metrics: Metrics) -> Response:
 @operations.add(
     "GET /v1/admin/events",
     response=content_of(sse.CONTENT_TYPE, _EVENTS),
-    parameters=[flag("requests", "Tell of the requests in flight as well.")],
+    parameters=[flag("requests", "Report the requests in flight as well.")],
     failures={"400": _WRONG, "503": "There are too many (`limits.event_streams_max`)."},
 )
 async def get_events(events: EventStreams) -> Response:
@@ -132,7 +132,7 @@ async def get_requests(overview: Overview) -> RequestsView:
 
 @operations.add(
     "DELETE /v1/admin/requests/<path:request_id>",
-    path_descriptions={"request_id": "The request's `own_id`, or its `id` if no other request has that one."},
+    path_descriptions={"request_id": "The request's `own_id`, or its `id` if no other request has that id."},
     failures={
         "404": "There is no such request in flight.",
         "409": "Several requests have this id of their clients' (`ambiguous_id`): use their `own_id`.",
@@ -190,7 +190,7 @@ async def get_engines(reloader: Reloader) -> views.EngineList:
     "GET /v1/admin/engines/<backend>/flags",
     failures={
         "404": "There is no such engine here.",
-        "409": "Its interpreter does not tell its flags (`engine_unusable`); the message has the cause.",
+        "409": "Its interpreter does not report its flags (`engine_unusable`); the message has the cause.",
     },
 )
 async def get_engine_flags(backend: str, flags: EngineFlags, reloader: Reloader) -> views.EngineFlagList:
@@ -203,7 +203,7 @@ def schemas() -> dict[str, Schema]:
     columns, of_model, of_worker = (dict.fromkeys(names, _VALUES) for names in (COLUMNS, OF_MODEL, OF_WORKER))
     history: dict[str, Schema] = {
         "sample_s": {"type": "number", "description": "Seconds between two samples."},
-        "columns": object_of(columns, "Each column has one value of every sample, oldest first."),
+        "columns": object_of(columns, "Each column has a value of every sample, oldest first."),
         "models": {"type": "object", "additionalProperties": object_of(of_model)},
         "workers": {"type": "object", "additionalProperties": object_of(of_worker)},
     }
@@ -221,7 +221,7 @@ def schemas() -> dict[str, Schema]:
         "History": object_of(
             history,
             "What happened, sample by sample; null: nothing is known. Requests, errors and tokens are those since the"
-            " sample before, `at` is in seconds since 1970, and `kv_use` is the mean of the workers that tell theirs.",
+            " sample before, `at` is in seconds since 1970, and `kv_use` is the mean of the workers that report it.",
         ),
-        "EventState": object_of(state, "The data of an event `state`, whose history is without workers."),
+        "EventState": object_of(state, "The data of an event `state`, with a history without workers."),
     }

@@ -1,7 +1,7 @@
 """The event stream: the gateway's state as a whole, then its changes, for each follower.
 
-One task makes the bytes, once for all followers. It runs only while there are followers, and compares the state with
-the state before: no request waits for it.
+A single task makes the bytes, once for all followers. It runs only while there are followers, and compares the state
+with the state before: no request waits for it.
 """
 
 import time
@@ -15,12 +15,14 @@ import trio
 from typing_extensions import Self
 
 from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
-from ichat.admin.config_state import ConfigState
 from ichat.admin.lists import Pieces, joined, to_json
 from ichat.admin.overview import Overview
+from ichat.admin.reload import Reloader
 from ichat.fleet.views import summarize
 from ichat.http import sse
+from ichat.listeners import Listeners
 from ichat.observability.history import Sample
+from ichat.observability.usage.ledger import Ledger
 
 GATHER_S = 0.25
 """The least time between two looks, in seconds."""
@@ -43,8 +45,9 @@ KEEP_ALIVE_S = 15.0
 class Follower:
     """A client of the stream: it gets the state, then changes, until the gateway ends."""
 
-    def __init__(self, streams: "EventStreams", *, wants_requests: bool) -> None:
+    def __init__(self, streams: "EventStreams", *, wants_requests: bool, behind_bytes_max: int) -> None:
         self._streams = streams
+        self._behind_bytes_max = behind_bytes_max
         self.wants_requests = wants_requests
         """Whether it gets the requests in flight."""
         self.wants_state = True
@@ -55,7 +58,8 @@ class Follower:
         self._changes_bytes = 0
         self._is_behind = False
         """Whether changes were dropped, so that it needs the whole state again."""
-        self._arrived = trio.Event()
+        self.arrived: Listeners[[]] = Listeners()
+        """Called when there is something to send, or the streams end."""
 
     def __repr__(self) -> str:
         return f"<Follower, {len(self._state)} pieces and {self._changes_bytes} bytes behind>"
@@ -64,7 +68,7 @@ class Follower:
         """Send it the state in these pieces, and changes from now on."""
         self._state.extend(state)
         self.wants_state = self._is_behind = False
-        self._arrived.set()
+        self.arrived()
 
     def put(self, event: bytes) -> None:
         """Send it a change, unless it waits for the whole state."""
@@ -72,14 +76,10 @@ class Follower:
             return
         self._changes.append(event)
         self._changes_bytes += len(event)
-        if self._changes_bytes > BEHIND_BYTES_MAX:
+        if self._changes_bytes > self._behind_bytes_max:
             self._changes.clear()
             self._changes_bytes, self._is_behind = 0, True
-        self._arrived.set()
-
-    def wake(self) -> None:
-        """Wake it, so that it notices that the streams end."""
-        self._arrived.set()
+        self.arrived()
 
     def __aiter__(self) -> Self:
         return self
@@ -105,9 +105,8 @@ class Follower:
             if self._is_behind and not self.wants_state:
                 self.wants_state = True
                 self._streams.ask()
-            self._arrived = trio.Event()
             with trio.move_on_after(KEEP_ALIVE_S) as waiting:
-                await self._arrived.wait()
+                await self.arrived.wait()
             if waiting.cancelled_caught:
                 return sse.COMMENT
 
@@ -129,22 +128,19 @@ class EventStreams:
     """All followers, and the task that sends to them."""
 
     def __init__(
-        self,
-        overview: Overview,
-        *,
-        usage_storage: Callable[[], str] = lambda: "ok",
-        config: Callable[[], ConfigState | None] = lambda: None,
+        self, overview: Overview, ledger: Ledger, reloader: Reloader, *, behind_bytes_max: int = BEHIND_BYTES_MAX
     ) -> None:
-        """`usage_storage` returns whether usage can be kept: `ok`, or a sentence.
-
-        `config` returns how the configuration file compares with the configuration in force.
-        """
+        self._behind_bytes_max = behind_bytes_max
         self._overview = overview
-        self._usage_storage, self._config = usage_storage, config
+        self._ledger = ledger
+        self._reloader = reloader
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
         """Weak, since a follower does not notice that its client leaves between two pieces."""
-        self._woken, self._asked = trio.Event(), trio.Event()
-        """Something has changed; a follower wants the state."""
+        self._has_news = False
+        """Whether something has changed since the last look."""
+        self._woken: Listeners[[]] = Listeners()
+        self._asked: Listeners[[]] = Listeners()
+        """Called when a follower wants the state."""
         self.is_ending = False
         """Whether the streams end after their present events."""
         self._kinds = (
@@ -161,7 +157,7 @@ class EventStreams:
 
     def follow(self, *, wants_requests: bool) -> Follower:
         """Return a new follower."""
-        follower = Follower(self, wants_requests=wants_requests)
+        follower = Follower(self, wants_requests=wants_requests, behind_bytes_max=self._behind_bytes_max)
         self._followers.add(follower)
         self.ask()
         return follower
@@ -174,16 +170,17 @@ class EventStreams:
         """Let all streams end: the gateway stops."""
         self.is_ending = True
         for follower in list(self._followers):
-            follower.wake()
+            follower.arrived()
 
     def wake(self) -> None:
         """Look at everything soon."""
-        self._woken.set()
+        self._has_news = True
+        self._woken()
 
     def ask(self) -> None:
         """Look at once, since a follower wants the state."""
-        self._woken.set()
-        self._asked.set()
+        self.wake()
+        self._asked()
 
     def send_to_all(self, name: str, data: object) -> None:
         """Send all followers an event at once."""
@@ -192,7 +189,7 @@ class EventStreams:
 
     def _send_sample(self, sample: Sample) -> None:
         if self._followers:
-            self.send_to_all("sample", {**sample.describe(), "usage_storage": self._usage_storage()})
+            self.send_to_all("sample", {**sample.describe(), "usage_storage": self._ledger.storage})
 
     def send_reload(self, summary: str) -> None:
         """Send all followers that another configuration is in force."""
@@ -201,9 +198,8 @@ class EventStreams:
     async def run_forever(self) -> NoReturn:
         """Send changes while there are followers."""
         while True:
-            self._woken = trio.Event()
-            if not self._followers:
-                await self._woken.wait()
+            while not self._followers:
+                await self._asked.wait()
             changed = self._overview.table.changed
             changed.add(self.wake)
             try:
@@ -216,13 +212,15 @@ class EventStreams:
 
     async def _look_and_rest(self) -> None:
         """Look once, and wait until the next look is due or asked for."""
-        self._woken, self._asked, began_at = trio.Event(), trio.Event(), trio.current_time()
+        self._has_news, began_at = False, trio.current_time()
         await self._look()
         rest_s = max(GATHER_S, REST_RATIO * (trio.current_time() - began_at))
         with trio.move_on_after(LOOK_S):
-            await self._woken.wait()
+            while not self._has_news:
+                await self._woken.wait()
         with trio.move_on_after(rest_s):
-            await self._asked.wait()
+            while not any(one.wants_state for one in self._followers):
+                await self._asked.wait()
 
     async def _look(self) -> None:
         """Send followers the changes, and new followers the whole state."""
@@ -258,9 +256,9 @@ class EventStreams:
         overview = self._overview
         short = {
             "gateway": overview.gateway(),
-            "config": self._config(),
+            "config": self._reloader.state,
             "aliases": overview.names(),
-            "usage_storage": self._usage_storage(),
+            "usage_storage": self._ledger.storage,
         }
         yield f'{to_json(short)[:-1]}, "history": '
         yield from overview.history.parts(workers=())

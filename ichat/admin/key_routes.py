@@ -72,7 +72,7 @@ async def get_keys(store: KeyStore, quotas: Quotas, auth: Auth) -> Response:
     body=ref("KeyRequest"),
     failures={
         **_WRONG,
-        "409": "The name is taken (`key_exists`), or there are `limits.made_keys_max` of them (`too_many_keys`).",
+        "409": "The name is in use (`key_exists`), or there are `limits.made_keys_max` of them (`too_many_keys`).",
         **_NOT_KEPT,
     },
 )
@@ -114,8 +114,8 @@ def schemas() -> dict[str, Schema]:
     """Return the schemas of the bodies of these requests, by their names."""
     overlap_s = PARTS["properties"]["rotation"]["overlap_s"] | {"maximum": OVERLAP_S_MAX, "default": OVERLAP_S}
     return {
-        "KeyRequest": _request("A key to be made. What is left out, or null, is its default.", "name"),
-        "KeyChange": _request("What is to change of a key. What is left out stays; null is the default."),
+        "KeyRequest": _request("A key to make. Null and missing members have their defaults.", "name"),
+        "KeyChange": _request("The changes of a key. Missing members stay; null is the default."),
         "KeyRotation": {"type": "object", "properties": {"overlap_s": overlap_s}, "additionalProperties": False},
     }
 

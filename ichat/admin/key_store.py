@@ -142,7 +142,7 @@ class KeyStore:
                 await self.listeners.wait()
             if waiting.cancelled_caught and self._wall_clock() >= at:
                 async with self._in_force.lock:
-                    log.info("a key that was made over the API, or the secret that one had before, has expired")
+                    log.info("a key that was made over the API, or its previous secret, has expired")
                     self._go_on_with(self.made)
 
     async def _change(self, made: MadeKeys, what: str) -> None:
@@ -189,7 +189,9 @@ def _expiry(table: Mapping[str, Any], before: float | None, now: float) -> float
     if not given:
         return before
     if len(given) > 1:
-        raise bad_request("expires_at and expires_in_s are two ways to say the same: give one.", param=given[1])
+        raise bad_request(
+            "expires_at and expires_in_s are two ways to set the same: leave one of them out.", param=given[1]
+        )
     name, value = given[0], table[given[0]]
     if value is None:
         return None

@@ -12,11 +12,11 @@ from ichat.admin import views
 from ichat.admin.lists import to_json
 from ichat.admin.operations import TEXT, Answer, content_of, operation_of, path_parameters, shown_path
 from ichat.admin.schemas import Schema
-from ichat.config.schema import ServerSettings
 from ichat.console.files import read_file, security_headers
 from ichat.http.heads import Headers
 from ichat.http.request import Request
 from ichat.http.server import OwnResponse
+from ichat.proxy.context import GatewayContext
 
 CONSOLE = b"/console/"
 _JSON = (b"content-type", b"application/json")
@@ -48,9 +48,9 @@ def paths() -> dict[str, Schema]:
 class OpenRoutes:
     """Makes the answers of open routes."""
 
-    def __init__(self, settings: Callable[[], ServerSettings], document: Callable[[], object]) -> None:
-        """`settings` returns those in force, `document` makes the OpenAPI document."""
-        self._settings = settings
+    def __init__(self, context: GatewayContext, document: Callable[[], object]) -> None:
+        """`context` has the settings in force, `document` makes the OpenAPI document."""
+        self._context = context
         self._document = document
 
     def __call__(self, request: Request) -> OwnResponse:
@@ -60,7 +60,7 @@ class OpenRoutes:
             return _HEALTH
         if path == b"/openapi.json":
             return _openapi(self._document)
-        has_console = self._settings().console
+        has_console = self._context.settings.console
         if path == b"/":
             return _root(request, has_console=has_console)
         if has_console and path == b"/console":

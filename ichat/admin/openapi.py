@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
             "schemas": schemas() | key_routes.schemas() | cluster_routes.schemas() | usage_routes.schemas(),
             **of_models,
             "responses": {
-                "Failed": failure("Anything that goes wrong, whose `code` says what."),
+                "Failed": failure("Any error; its `code` says which."),
                 **of_models["responses"],
             },
             "securitySchemes": {

@@ -12,12 +12,11 @@ from ichat.admin import views
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
 from ichat.fleet.worker_table import WorkerTable
-from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
+from ichat.proxy.context import GatewayContext
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.relays.owner import RelayView
-from ichat.routing.aliases import Aliases
-from ichat.routing.balancer import Balancer
 
 
 @attrs.frozen
@@ -26,11 +25,9 @@ class Overview:
 
     table: WorkerTable
     directory: ModelDirectory
-    balancer: Balancer
-    aliases: Callable[[], Aliases]
-    """Returns the names that the configuration maps to models."""
-    own_machine: Callable[[], MachineReport | None]
-    """Returns the newest report of the gateway's machine."""
+    context: GatewayContext
+    monitor: MachineMonitor
+    """Reads the gateway's machine."""
     history: History
     in_flight: RequestsInFlight
     gateway_id: str
@@ -46,7 +43,7 @@ class Overview:
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""
-        directory, demand, now = self.directory, self.balancer.demand(name), trio.current_time()
+        directory, demand, now = self.directory, self.context.balancer.demand(name), trio.current_time()
         return views.ModelLoad(
             name,
             **load_of(directory.availability(name), now),
@@ -57,11 +54,11 @@ class Overview:
 
     def machines(self) -> Iterator[MachineView]:
         """Yield the gateway's machine and then the workers' machines."""
-        return machines_of(self.own_machine(), self.table.machines())
+        return machines_of(self.monitor.report, self.table.machines())
 
     def names(self) -> list[views.AliasView]:
         """Return the names that the configuration maps to models."""
         return [
             views.AliasView(one.name, one.targets, one.fallbacks, one.longer, one.shadow)
-            for one in self.aliases().by_name.values()
+            for one in self.context.aliases.by_name.values()
         ]

@@ -5,11 +5,12 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal, NoReturn, Protocol
 
 import attrs
 import trio
+from prometheus_client import Metric
 
 from ichat.admin.config_state import ConfigInForce, ConfigState, mistakes_in
 from ichat.admin.setting_changes import steps_of_settings
@@ -127,6 +128,10 @@ class Reloader:
     def path(self) -> pathlib.Path | None:
         """The file that the configuration is from; None: it is from no file."""
         return self._path
+
+    def families(self) -> Iterator[Metric]:
+        """Return the state's families for Prometheus."""
+        return self.state.families()
 
     async def read_state(self) -> ConfigState:
         """Look at the file, and return whether it is in force."""

@@ -155,7 +155,7 @@ def _machine() -> Schema:
     gpus = {**or_null({"type": "array", "items": gpu}), "description": docs_of(MachineView)["gpus"]}
     return object_of(
         {**properties_of(Machine, without=("gpus",)), **seen, "gpus": gpus},
-        "A machine as the workers and the gateway on it report it; what is null is not known.",
+        "A machine as the workers and the gateway on it report it; null: not known.",
     )
 
 

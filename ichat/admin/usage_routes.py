@@ -55,7 +55,7 @@ class UsedLimit:
 _NOT_KEPT = "The gateway keeps no usage (`no_usage`): see `[usage]`."
 _WHOLE = "Its minute counts as a whole; where only hours are kept, an hour counts by its first minute."
 _FAILURES = {"400": "A parameter is wrong, or the answer would be too long.", "409": _NOT_KEPT}
-_SPAN = "by one unit of time: a minute is known for `usage.minute_days`, and then its hour"
+_SPAN = "by a single unit of time: a minute is known for `usage.minute_days`, and then its hour"
 _COMMON: Sequence[Schema] = (
     query("from", TEXT, f"ISO 8601 (UTC), or seconds since 1970; left out: the beginning of this month. {_WHOLE}"),
     query("to", TEXT, f"The same; left out: now. {_WHOLE}"),
@@ -119,7 +119,7 @@ async def _report(question: UsageQuestion, ledger: Ledger, reloader: Reloader) -
         groups, storage = await ledger.read(question)
     except TooManyGroups:
         raise bad_request(
-            f"This answer would have more than {GROUPS_MAX} rows, or take too long: ask for a shorter time, or for"
+            f"This answer would have more than {GROUPS_MAX} rows, or is too slow: ask for a shorter time, or for"
             " hours, days or months."
         ) from None
     report = await trio.to_thread.run_sync(report_of, question, groups, reloader.config.prices, limiter=_REPORTS)
@@ -150,7 +150,7 @@ def _grouping(values: Mapping[str, str], default: Sequence[str], columns: Sequen
     by = tuple(filter(None, values["by"].split(","))) if "by" in values else default
     if set(by) - set(columns) or len(set(by)) < len(by) or len(set(by) & SPANS.keys()) > 1:
         names = ", ".join(columns)
-        raise bad_request(f"by must be names of {names}, each once and with one unit of time at most.", param="by")
+        raise bad_request(f"by must be names of {names}, each once and with a single unit of time at most.", param="by")
     return by
 
 

@@ -122,7 +122,7 @@ class ModelChange:
     state: State
     """The worker's state since then."""
     seconds: float
-    """How long the request took."""
+    """The duration of the request."""
 
 
 @frozen

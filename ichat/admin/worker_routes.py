@@ -43,16 +43,15 @@ from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
 from ichat.protocol.model_entry import ModelEntry, entry_of
 from ichat.routing.prefix_chain import PROMPTS
-from ichat.routing.prompt_lengths import PromptLengths
 from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.supervisor import Supervisor
 
 NAMED_MAX = 20
 """The error for an unknown worker names at most this many workers."""
 _LINES = f"""\
-Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
-when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on with the worker's next start, and ends \
-when the gateway forgets the worker or ends itself."""
+Server-sent events. A plain event is a LogLine, with its number as the id; an event `gap` is a LogGap; a comment is \
+sent after each {KEEP_ALIVE_S:g} s without another event. A stream that is followed goes on with the worker's next \
+start, and ends when the gateway forgets the worker or ends itself."""
 _ENDING = "The gateway is about to end (`draining`)."
 _WRONG = "A parameter is wrong."
 _NO_WORKER = {"404": "There is no such worker."}
@@ -83,7 +82,7 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
         body={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
         failures={
             "400": "It is not a heartbeat.",
-            "404": "The registration of a short one is not known (`registration_not_found`): send it whole.",
+            "404": "The registration of a short heartbeat is not known (`registration_not_found`): send it whole.",
             "429": "There are too many workers already.",
         },
     )(_heartbeat)
@@ -124,7 +123,7 @@ def _known(worker_id: str, table: WorkerTable) -> WorkerRecord:
     parameters=[
         flag("full", "Everything known of each, rather than a summary."),
         query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
-        query("after", TEXT, "Only workers whose ids come after this one: `last_id` of the page before."),
+        query("after", TEXT, "Only workers with ids after this id: `last_id` of the page before."),
         query("model", TEXT, "Only workers that serve this model, or will."),
         query("state", ref("State"), "Only workers in this state."),
     ],
@@ -191,7 +190,7 @@ async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader
     parameters=[
         query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
         query("follow", {"type": "boolean"}, "Whether to follow new lines; left out: true, but for `previous`."),
-        flag("previous", "The run before the newest one; is never followed."),
+        flag("previous", "The run before the newest run; is never followed."),
         {
             "name": "Last-Event-ID",
             "in": "header",
@@ -223,7 +222,7 @@ def _entry(overview: Overview, name: str, model: ModelCard, owner: str) -> dict[
 @operations.add("GET /v1/models", tag="models", response="Models")
 async def get_models(overview: Overview) -> Response:
     """Return the models that can be asked for now."""
-    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
+    directory, allowed, aliases = overview.directory, _allowed(), overview.context.aliases
     if allowed is not None:
         entry_of = partial(listed_model, directory=directory, aliases=aliases)
         return long_response(_list_parts(overview, sorted(allowed), entry_of))
@@ -248,7 +247,7 @@ def _list_parts(overview: Overview, names: Iterable[str], find: Callable[[str], 
 )
 async def get_model(name: str, overview: Overview) -> object:
     """Return a model that can be asked for now."""
-    directory, allowed, aliases = overview.directory, _allowed(), overview.aliases()
+    directory, allowed, aliases = overview.directory, _allowed(), overview.context.aliases
     is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, directory.has)))
     found = listed_model(name, directory, aliases) if is_allowed else None
     if found is None:
@@ -266,15 +265,14 @@ async def get_model(name: str, overview: Overview) -> object:
     ],
     failures={status: MODEL_FAILURES[status] for status in ("400", "404")},
 )
-async def explain_route(
-    overview: Overview, reloader: Reloader, lengths: PromptLengths, supervisor: Supervisor
-) -> Response:
+async def explain_route(overview: Overview, reloader: Reloader, supervisor: Supervisor) -> Response:
     """Return where a request would go now, and why; nothing is sent, and nothing changes."""
     question = await read_question(cast("bytes", await request.get_data()), request.args)
-    balancer, settings = overview.balancer, reloader.config.routing
+    context = overview.context
     view = await explain_request(
-        overview.directory, overview.table, balancer, overview.aliases(), question, settings=settings, lengths=lengths
-    )
+        overview.directory, overview.table, context.balancer, context.aliases, question,
+        settings=reloader.config.routing, lengths=context.prompt_lengths,
+    )  # fmt: skip
     view = attrs.evolve(view, load=supervisor.loader.preview(view.model))
     return long_response(with_long_list(view, "candidates", view.candidates))
 

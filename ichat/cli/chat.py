@@ -21,11 +21,11 @@ MORE = "… "
 RATED_TOKENS_MIN, RATED_S_MIN = 20, 0.1
 """Tokens per second are shown from this many tokens and seconds on: for less they mean nothing."""
 HELP = (
-    "/clear          forget what was said",
-    "/model [NAME]   say which model answers, or have another one go on",
+    "/clear          forget the conversation",
+    "/model [NAME]   show the model that answers, or have another model go on",
     "/system [TEXT]  show the system prompt, or set another",
     "/bye, /exit     end, as Ctrl-D does",
-    "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next one",
+    "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next line",
 )
 COMMANDS = ("/help", "/clear", "/model", "/system", "/bye", "/exit", "/quit")
 
@@ -33,7 +33,7 @@ COMMANDS = ("/help", "/clear", "/model", "/system", "/bye", "/exit", "/quit")
 def add_chat_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `chat`."""
     usage.add_argument(
-        "model", metavar="MODEL", nargs="?", help="its name, as `models` has it; left out: the only one there is"
+        "model", metavar="MODEL", nargs="?", help="its name, as `models` has it; left out: the only model there is"
     )
     add_answer_flags(usage)
 
@@ -170,7 +170,7 @@ class Chat:
         words = self._args.prompt
         if not words and sys.stdin.isatty():
             if self._args.json:
-                raise Exit(EXIT_USAGE, "--json needs a prompt, or one on standard input.")
+                raise Exit(EXIT_USAGE, "--json needs a prompt as an argument or on standard input.")
             return self._converse()
         prompt = "\n".join(sys.stdin.read() if word == "-" else word for word in _joined(words or ["-"]))
         if not prompt.strip():
@@ -226,9 +226,9 @@ class Chat:
                 note(f"{one_line(self._args.model)}; here: {', '.join(_models(self._api)) or 'none'}", "dim")
             case "/system" if rest:
                 self._messages = [{"role": "system", "content": rest}, *self._messages[len(told) :]]
-                note("The model is told this first from now on.", "dim")
+                note("Each conversation begins with this from now on.", "dim")
             case "/system":
-                note(clean(told[0]["content"]) if told else "The model is told nothing first.", "dim")
+                note(clean(told[0]["content"]) if told else "A conversation begins with nothing.", "dim")
             case "/help":
                 for line in HELP:
                     note(line, "dim")

@@ -241,7 +241,7 @@ class Api:
 
     def _broken(self, error: Exception) -> Unreachable:
         if isinstance(error, TimeoutError):
-            return Unreachable(f"The gateway at {self.place.url} took too long to answer.", timed_out=True)
+            return Unreachable(f"The gateway at {self.place.url} did not answer in time.", timed_out=True)
         return Unreachable(f"The connection to the gateway at {self.place.url} broke: {_why(error)}.")
 
 
@@ -249,7 +249,7 @@ def _why(error: Exception) -> str:
     """Return the message of a connection's error, without numbers for programmers."""
     why = re.sub(r"\[Errno -?\d+\] |\s*\(_ssl\.c:\d+\)|\.$", "", one_line(error)) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in why:
-        why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates says whom to believe"
+        why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates names a file of trusted authorities"
     return why
 
 

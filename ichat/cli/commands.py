@@ -166,7 +166,7 @@ def _no_flags(usage: argparse.ArgumentParser) -> None:
 
 
 def _worker_flags(usage: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    usage.add_argument("worker_id", metavar="ID", nargs=nargs, help="only this one, with everything known of it")
+    usage.add_argument("worker_id", metavar="ID", nargs=nargs, help="only this worker, with everything known of it")
     usage.add_argument("--all", action="store_true", help="with a worker id: also show arguments at their defaults")
 
 
@@ -189,16 +189,16 @@ _TABLE = (
     Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
     Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, launches.stop),
-    Command("load MODEL", "load a model, and show what it evicts", models.add_model_flags, models.load),
+    Command("load MODEL", "load a model, and show the evicted workers", models.add_model_flags, models.load),
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),
     Command("sleep MODEL", "free its GPU memory", models.add_model_flags, models.sleep),
-    Command("wake MODEL", "take it again", models.add_model_flags, models.wake),
-    Command("status", "what is wrong, and the gateway as a whole", _no_flags, _status),
+    Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),
+    Command("status", "problems, and the gateway as a whole", _no_flags, _status),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
     Command(
         "usage [--by key,model,day]",
-        "who used what, and what it cost",
+        "requests, tokens and their price, by key, model or time",
         costs.add_usage_flags,
         _shown(costs.ask, lambda screen, value, args: costs.show(screen, value, as_csv=args.csv)),
     ),
@@ -212,7 +212,7 @@ _TABLE = (
     Command("chat [MODEL [PROMPT]]", "talk to a model", chat.add_chat_flags, chat.run_chat),
     Command(
         "keys [make|rotate|withdraw NAME]",
-        "clients' keys; make, rotate or withdraw one",
+        "clients' keys; make, rotate or withdraw a key",
         keys.add_key_flags,
         keys.run_keys,
     ),

@@ -90,7 +90,7 @@ def _configured(path: str, ca_certificates: str | None) -> GatewayAddress:
             raise
         settings = found
     if settings.port == 0:
-        raise Exit(EXIT_USAGE, f"{path} lets the gateway take any free port: use --gateway http://HOST:PORT instead.")
+        raise Exit(EXIT_USAGE, f"{path} lets the gateway choose any free port: use --gateway http://HOST:PORT instead.")
     url = local_url(settings.host, settings.port, has_tls=settings.tls_certificate is not None)
     if settings.tls_certificate is None:
         return GatewayAddress(url, None, directory_for(settings))

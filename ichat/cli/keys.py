@@ -158,14 +158,16 @@ def _show_rotated(screen: Screen, made: Json) -> None:
     until = made.get("old_secret_until")
     rest_s = max(0.0, round(until - time.time())) if isinstance(until, int | float) else 0.0
     note(
-        f"The old one is accepted for another {duration(rest_s)}." if rest_s else "The old one is refused from now on."
+        f"The old secret is accepted for another {duration(rest_s)}."
+        if rest_s
+        else "The old secret is refused from now on."
     )
 
 
 def _show_withdrawn(screen: Screen, withdrawn: Json) -> None:
     screen.line(f"{one_line(withdrawn.get('name'))} withdrawn")
     if withdrawn.get("keys_left") == 0:
-        note("No key is left: every client is refused until one is made.")
+        note("No key is left: every client is refused until a key is made.")
 
 
 _ACTIONS: Mapping[str, tuple[str, str, Callable[[Screen, Json], None]]] = {

@@ -27,7 +27,7 @@ TOLD_S = 0.5
 """A phase of a load that is over gets a line of its own if it lasted this many seconds."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
 ENDING_POLLS_MAX = 60
-"""Polls for which a managed worker may be gone before the reason is known: its process ends meanwhile."""
+"""Polls for which a managed worker may be down before the reason is known: its process ends meanwhile."""
 _READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped", "gone")
 """States in which a launch is over; a cold worker waits for the first request for its model."""
 
@@ -49,10 +49,10 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
     add_gpu_flag(usage)
     usage.add_argument("--host", help="where it listens")
-    usage.add_argument("--port", type=int, help="0: any free one")
+    usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
     usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
-    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: give up waiting after so long")
+    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
@@ -205,8 +205,9 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
                 state = answer.value.get("state")
                 if state in _READY:
                     return answer
-                ending = ending + 1 if state == "gone" and answer.value.get("managed") else 0
-                if (state in _ENDED and not 0 < ending < ENDING_POLLS_MAX) or (state == "restarting" and not restarts):
+                ending = ending + 1 if _is_ending(answer.value) else 0
+                has_failed = state in _ENDED or (state == "restarting" and not restarts)
+                if has_failed and not 0 < ending < ENDING_POLLS_MAX:
                     break
                 progress.show(answer.value)
             if timeout_s is not None and spinner.elapsed_s > timeout_s:
@@ -217,6 +218,13 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
         if one_line(line) != one_line(answer.value.get("cause")):  # it is shown below
             note(log_line(str(line), colours=False))
     raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
+
+
+def _is_ending(worker: Json) -> bool:
+    """Return whether the reason of a managed worker's end may follow: its process has just ended, or is about to."""
+    if worker.get("state") == "restarting":
+        return worker.get("exit_code") is None and not (worker.get("signal") or worker.get("cause"))
+    return worker.get("state") == "gone" and bool(worker.get("managed"))
 
 
 class LoadProgress:
@@ -258,7 +266,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     _show(screen, answer, is_json=args.json)
     if answer.value.get("in_config"):
         note(
-            "It is in the configuration: the next reload or start of the gateway starts it again. Take it out of the"
+            "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the"
             " file to keep it stopped."
         )
     return 0

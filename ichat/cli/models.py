@@ -28,7 +28,9 @@ def add_unload_flags(usage: argparse.ArgumentParser) -> None:
 
 def add_drain_flag(usage: argparse.ArgumentParser) -> None:
     """Add the time for which requests may continue before their worker ends."""
-    usage.add_argument("--drain-s", type=_seconds, metavar="S", help="how long its requests may take; 0: none waits")
+    usage.add_argument(
+        "--drain-s", type=_seconds, metavar="S", help="the time that its requests may still have; 0: none"
+    )
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""From nothing to a conversation: `run` uses the gateway here or starts one, launches the model, and chats."""
+"""From nothing to a conversation: `run` uses or starts a gateway here, launches the model, and chats."""
 
 import argparse
 import contextlib
@@ -43,12 +43,12 @@ _PR_SET_PDEATHSIG = 1
 def add_run_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `run`."""
     usage.epilog = (
-        "Where no gateway runs, one is started: by ichat.toml if it is here, else empty on 127.0.0.1:4000. It ends with"
-        " this command unless --keep is given. What stands after -- are the engine's flags: -- --max-model-len 8192."
+        "If no gateway runs, a gateway is started: by ichat.toml if it is here, else empty on 127.0.0.1:4000. It ends"
+        " with this command unless --keep is given. The words after -- are the engine's flags: -- --max-model-len 8192."
     )
     usage.add_argument("model", metavar="MODEL", help="a model of the gateway's, a directory, or a name on the hub")
     add_answer_flags(usage)
-    usage.add_argument("--backend", "-be", metavar="NAME", help="the engine; else vllm or sglang, whichever is found")
+    usage.add_argument("--backend", "-be", metavar="NAME", help="the engine; else vllm or sglang")
     usage.add_argument("--python", metavar="PATH", help="the interpreter that has the engine; else looked for")
     add_gpu_flag(usage)
     usage.add_argument("--keep", action="store_true", help="let the gateway that is started go on afterwards")
@@ -218,7 +218,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _serve(api: Api, args: argparse.Namespace) -> tuple[str, str]:
     """Return the name of the requested model, once it is served, and the id of a worker launched for it.
 
-    The id is "" where nothing had to be launched. Raises Exit.
+    The id is "" if nothing was launched. Raises Exit.
     """
     names = [str(one.get("id")) for one in objects_of(api.get("/v1/models").value.get("data"))]
     if args.model in names:
@@ -268,11 +268,11 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     launched = in_background(api, lambda: api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S))
     worker_id = ""
     try:
-        worker_id = _answer(launched, f"{name}: examining what it needs")
+        worker_id = _answer(launched, f"{name}: examining the machine")
         wait_until_ready(api, worker_id, restarts=False)
     except (KeyboardInterrupt, Exit):
         with contextlib.suppress(Exit):
-            _take_back(api, worker_id or _answer(launched, f"{name}: taking it back"))
+            _take_back(api, worker_id or _answer(launched, f"{name}: removing it again"))
         raise
     return worker_id
 

@@ -1,4 +1,4 @@
-"""The gateway on the operator's terminal, live: `top`. One thread follows the event stream, another the keys."""
+"""The gateway on the operator's terminal, live: `top`. A thread follows the event stream, another the keys."""
 
 import argparse
 import contextlib

@@ -16,7 +16,7 @@ NAME_WIDTH = 28
 HELP = (
     "m models   w workers   g machines and GPUs   r requests in flight",
     "s sorts by the next column, i inverts the order",
-    "/ shows only rows with the text that follows, Enter ends it, Esc takes it back",
+    "/ shows only rows with the text that follows, Enter ends it, Esc removes it",
     "arrows, j and k, space and b scroll",
     "? shows and hides this, q or Ctrl-C quits",
 )

@@ -23,7 +23,9 @@ _ANSWER_S = 60.0
 def add_usage_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `usage`."""
     usage.add_argument(
-        "--by", metavar="NAMES", help="what to tell apart, with commas: key, model, endpoint, minute, hour, day, month"
+        "--by",
+        metavar="NAMES",
+        help="the columns of a row, with commas: key, model, endpoint, minute, hour, day, month",
     )
     usage.add_argument("--from", dest="since", metavar="TIME", help="2026-11-23 or 2026-11-23T04:00 (UTC); this month")
     usage.add_argument("--to", dest="until", metavar="TIME", help="the same; now")

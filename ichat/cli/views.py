@@ -236,7 +236,7 @@ def rest_of(worker: Json) -> str:
     if isinstance(elapsed, int | float) and isinstance(expected, int | float):
         rest = expected - elapsed
     if isinstance(rest, int | float):
-        words.append(f"about {duration(rest)} left" if rest > 0 else "it takes longer than usual")
+        words.append(f"about {duration(rest)} left" if rest > 0 else "it is slower than usual")
     return ", ".join(filter(None, words))
 
 

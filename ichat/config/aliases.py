@@ -55,7 +55,7 @@ def contradictions_of_aliases(config: Config) -> Iterator[str]:
         if alias.name in taken:
             yield f"{where}.name: {alias.name!r} is taken"
         elif alias.name in found:
-            yield f"{where}.name: litellm_settings or router_settings have {alias.name!r} too: say it in one place"
+            yield f"{where}.name: litellm_settings or router_settings have {alias.name!r} too: name it once"
         taken.add(alias.name)
         yield from _contradictions_of(alias, where, others)
     patterns = {one.name for one in (*config.models, *found.values()) if one.is_pattern}
@@ -67,13 +67,13 @@ def contradictions_of_aliases(config: Config) -> Iterator[str]:
 def _contradictions_of(alias: AliasConfig, where: str, others: set[str]) -> Iterator[str]:
     models = [target.model for target in alias.targets]
     if alias.name.count(ANY_TEXT) > 1:
-        yield f"{where}.name: {alias.name!r} has more than one *: one can stand for any characters"
+        yield f"{where}.name: {alias.name!r} has several *: a single * stands for any characters"
     if alias.is_pattern and not alias.targets:
         yield f"{where}: {alias.name!r} stands for many names, so that it needs targets"
     if both := sorted(alias.set.keys() & set(alias.drop)):
         yield f"{where}: {', '.join(both)} is in set and in drop: a member that is set replaces the client's"
     if alias.targets and not any(target.weight for target in alias.targets):
-        yield f"{where}.targets: one weight at least must be more than 0"
+        yield f"{where}.targets: at least a single weight must be more than 0"
     if len(set(models)) < len(models):
         yield f"{where}.targets: name each model once"
     for model in alias.models:
@@ -91,7 +91,7 @@ def _contradictions_of_patterns(config: Config, patterns: set[str]) -> Iterator[
         if ANY_TEXT in one.model_name:
             yield (
                 f"{where}.model_name: {one.model_name!r} has a *: give the {kind} a plain name, and"
-                " that name as target to one with * in [[models]]"
+                " that name as target to a name with * in [[models]]"
             )
     for index, key in enumerate(config.security.keys):
         for name in key.models or ():

@@ -145,7 +145,7 @@ def are_model_names(values: list[str]) -> None:
 
 
 def is_one_line(value: str) -> None:
-    """Raise ValueError unless this is one line of printable characters."""
+    """Raise ValueError unless this is a single line of printable characters."""
     if not value.isprintable():
         raise ValueError("must be one line of printable characters")
 

@@ -44,7 +44,7 @@ def _are_longer(values: Sequence[Any]) -> None:
     for value in values:
         for name, models in value.items():
             if len(models) > 1:
-                raise ValueError(f"give {name!r} one model, the one with the longest context")
+                raise ValueError(f"give {name!r} a single model, with the longest context")
 
 
 def _are_group_aliases(values: Mapping[str, Any]) -> None:

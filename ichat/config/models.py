@@ -1,4 +1,4 @@
-"""`[[models]]`: names that the configuration maps to models, and when a request goes on to another one."""
+"""`[[models]]`: names that the configuration maps to models, and when a request goes on to another model."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def _are_few(values: Sequence[object]) -> None:
 def _are_not_fixed(names: Collection[str]) -> None:
     for name in names:
         if name in _FIXED:
-            raise ValueError(f"{name!r} is what the request is about, and stays as the client sent it")
+            raise ValueError(f"{name!r} is the subject of the request, and stays as the client sent it")
         if not _MEMBER.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a member: letters, digits and any of . _ $ -")
 
@@ -107,7 +107,7 @@ class AliasConfig:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it stands for all names that begin and end as this one."""
+        """Whether it stands for all names that begin and end so."""
         return ANY_TEXT in self.name
 
     @property

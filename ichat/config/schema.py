@@ -23,7 +23,7 @@ Relays = int | Literal["cores"]
 """A number of processes; "cores": as many as this process may use."""
 
 LINE_BYTES_LIMIT = 64 * 1024
-"""The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
+"""The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least a line of this size."""
 DRAIN_S_MAX = 3600.0
 """The longest time that a request to stop a worker may allow for its unfinished requests."""
 SAMPLES_MAX = 3600
@@ -129,7 +129,7 @@ class HistorySettings:
 
 @frozen
 class Key:
-    """`[[security.keys]]`: one client's key, given by its hash or by a variable, and its permissions."""
+    """`[[security.keys]]`: a client's key, given by its hash or by a variable, and its permissions."""
 
     name: str = checked(checks.is_key_name)
     """The key's name in the access log, in limits and in messages."""
@@ -246,7 +246,7 @@ class ManagedWorkerConfig:
     host: str | None = None
     """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
     port: int | None = checked(_PORT, None)
-    """The port on which the worker listens beside its unix socket; 0: any free one; None: none, without a `host`."""
+    """The port on which the worker listens beside its unix socket; 0: any free port; None: none, without a `host`."""
     heartbeat_interval: float = checked(Between(0.1, 3600), 3.0)
     """Seconds between two heartbeats of the worker."""
     max_in_flight: int | None = checked(_COUNT, None, reload="now")
@@ -284,7 +284,7 @@ class ManagedWorkerConfig:
     """Arguments of the engine, also those with the names of keys of this table."""
 
     def tcp_address(self) -> tuple[str, int] | None:
-        """Return the host and the port (0: any free one) on which the worker listens; None: on its unix socket only."""
+        """Return the worker's host and port (0: any free port); None: it listens on its unix socket only."""
         if self.host is None and self.port is None:
             return None
         return "127.0.0.1" if self.host is None else self.host, self.port or 0

@@ -4,7 +4,7 @@
 export const BASE = new URL("..", document.baseURI).href.replace(/\/$/, "");
 const KEY = "ichat.admin_key";
 
-/** What the gateway has refused, or what has kept a request from it (status 0). */
+/** A request that the gateway has refused, or that has not reached it (status 0). */
 export class ApiError extends Error {
   /**
    * @param {number} status
@@ -22,7 +22,7 @@ export class ApiError extends Error {
 /** Return the operator's key that was given in this tab, or "". */
 export const adminKey = () => sessionStorage.getItem(KEY) ?? "";
 
-/** Return a text without what no header can hold, as comes with a key from a document: blanks, quotes, marks. */
+/** Return a text without characters that no header can hold: a key copied from a document has blanks, quotes, marks. */
 export const asKey = (/** @type {string} */ text) => text.replace(/[^\x21-\x7e]/g, "");
 
 /**
@@ -93,7 +93,7 @@ const asked =
 /**
  * `api.get(path)`, `api.post(path, body)`, …: return the parsed JSON of the answer; throw ApiError.
  *
- * The type of an answer is what the gateway's OpenAPI document says of the path.
+ * The gateway's OpenAPI document has the type of each path's answer.
  *
  * @type {{
  *   get: <Path extends string>(path: Path, options?: Options) => Promise<Api.Get<Api.Plain<Path>>>,
@@ -114,7 +114,7 @@ export const api = {
 /**
  * @typedef {object} StreamOptions
  * @property {(response: Response) => void} [onOpen]
- * @property {() => void} [onData] called for whatever arrives
+ * @property {() => void} [onData] called whenever data arrive
  * @property {(text: string) => void} [onComment]
  */
 
@@ -148,7 +148,7 @@ export async function stream(path, options, onEvent) {
 }
 
 /**
- * Return a function that takes a stream's text, however it is cut, and gives its events and comments on.
+ * Return a function that reads a stream's text, however it is cut, and passes its events and comments on.
  *
  * @param {(event: StreamEvent) => void} onEvent
  * @param {(text: string) => void} [onComment]

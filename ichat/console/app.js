@@ -1,4 +1,4 @@
-// The console's shell: navigation, theme, keyboard, the operator's key, and what is said when the gateway is not there.
+// The console's shell: navigation, theme, keyboard, the operator's key, and the message when the gateway is not there.
 
 import { asKey, setAdminKey } from "./api.js";
 import { PAGES } from "./pages/index.js";
@@ -116,7 +116,7 @@ function Connection() {
   </div>`;
 }
 
-/** Forget the keys, and what was asked with them. */
+/** Forget the keys, and the answers that were requested with them. */
 function lock() {
   sessionStorage.clear();
   location.reload();
@@ -184,7 +184,7 @@ function Shell() {
   const [isOpen, setOpen] = useState(false);
   const [hasHelp, setHelp] = useState(false);
   useShortcuts({ showHelp: () => setHelp(true), turnTheme });
-  // Before the page is painted: later, it could take the focus from a field that the reader has chosen since.
+  // Before the page is painted: later, it could move the focus away from a field that the reader has chosen since.
   useLayoutEffect(() => {
     scrollTo(0, 0);
     /** @type {HTMLElement | null} */ (document.querySelector("main h1"))?.focus({ preventScroll: true });
@@ -225,7 +225,7 @@ function Shell() {
   <${Overlays} />`;
 }
 
-/** Take the secret from a link that the gateway has printed, and out of the address, which the browser keeps. */
+/** Read the secret from a link that the gateway has printed, and remove it from the address: the browser keeps that. */
 function takeKey() {
   const given = /^#key=([\w-]+)$/.exec(location.hash);
   if (!given) return false;

@@ -1,4 +1,4 @@
-// Markdown as nodes that can do nothing: what a model writes is hostile text.
+// Markdown as nodes that can do nothing: a model's text is hostile.
 
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
@@ -7,14 +7,14 @@ import { copyText } from "./ui/basics.js";
 import { html } from "./ui/html.js";
 
 const REST_MS = 50;
-/** So many times as long as it took to draw a text, it is not drawn again. */
+/** A text is not drawn again for this many times the duration of its last drawing. */
 const REST_SHARE = 4;
 /** Longer texts are shown as they are. */
 const TEXT_MAX = 100_000;
-/** Lines without an empty one between them that have more take the parser seconds. */
+/** A paragraph with more characters keeps the parser busy for seconds. */
 const MARKS_MAX = 2000;
 const INDENT_MAX = 40;
-/** So many lines may be indented by more than that: deep lists take the parser seconds. */
+/** This many lines may be indented by more than that: deep lists keep the parser busy for seconds. */
 const INDENTED_MAX = 150;
 const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,[A-Za-z0-9+/]+={0,2}$/;
 const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|u|s|mark)\s*\/?>$/i;
@@ -105,7 +105,7 @@ export function blocksOf(text) {
 }
 
 /**
- * Return whether a text can be parsed in a time that nobody notices.
+ * Return whether a text can be parsed without a delay that a reader notices.
  *
  * @param {string} text
  */
@@ -113,7 +113,7 @@ function isEasy(text) {
   let marks = 0;
   let indented = 0;
   for (const line of text.split("\n")) {
-    if (!line.trim()) marks = 0; // also in code: what the parser takes for code is its own affair
+    if (!line.trim()) marks = 0; // also in code: only the parser knows where its code is
     if (line.search(/\S/) > INDENT_MAX) indented += 1;
     marks += line.match(/[_*~]/g)?.length ?? 0;
     if (marks > MARKS_MAX || indented > INDENTED_MAX) return false;
@@ -229,7 +229,7 @@ function draw(place, text, before) {
 }
 
 /**
- * A text in Markdown, which may still grow: it is drawn again at most every 50 ms, rarer the longer that takes.
+ * A text in Markdown, which may still grow: it is drawn again at most every 50 ms, and more rarely if drawing is slow.
  *
  * @param {{ text: string }} props
  */

@@ -4,7 +4,7 @@
   const AGAIN_MS = 2000;
   let isComing = false;
 
-  /** Reload as soon as the gateway answers: a browser's own page for an error would not come back. */
+  /** Reload as soon as the gateway answers: a browser's own page for an error would stay. */
   function reload() {
     fetch(location.pathname, { cache: "no-store" }).then(
       () => location.reload(),

@@ -1,4 +1,4 @@
-// What the gateway says of itself, as the event stream tells it; pages read it with `useStore`.
+// The gateway's state, as the event stream reports it; pages read it with `useStore`.
 
 import { useEffect, useRef } from "preact/hooks";
 import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
@@ -22,17 +22,17 @@ const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {
  * @typedef {object} State
  * @property {"connecting" | "live" | "lost" | "denied"} connection
  * @property {ApiError | null} error why there is no stream
- * @property {number | null} lostAt when something of the stream came last, in milliseconds since 1970, while the
+ * @property {number | null} lostAt when the stream's last event arrived, in milliseconds since 1970, while the
  *   connection is lost
  * @property {Api.Seen<Api.EventState["gateway"]> | null} gateway
- * @property {Api.ConfigState | null} config how the file of the configuration stands; null: not told
+ * @property {Api.ConfigState | null} config how the file of the configuration stands; null: not reported
  * @property {Worker[]} workers
  * @property {Model[]} models
  * @property {Machine[]} machines
  * @property {Alias[]} aliases
  * @property {Api.History} history the last hour, oldest sample first
  * @property {string} usageStorage `ok`, or why usage cannot be kept
- * @property {number} begun counts the streams that have begun: what was asked for before the last one may be old
+ * @property {number} begun counts the streams that have begun: answers from before the last stream may be old
  * @property {number} keysVersion counts changes of keys, so that a page that shows them asks again
  * @property {{ at: number, summary: string } | null} reloaded the last reload
  * @property {Api.RequestsInFlight | null} inFlight requests in flight, while a page shows them
@@ -98,7 +98,7 @@ export function useStore(select) {
   return value;
 }
 
-/** Have the stream tell of requests in flight while a component is shown. */
+/** Have the stream report requests in flight while a component is shown. */
 export function useRequests() {
   useEffect(() => {
     wantsRequests += 1;
@@ -115,7 +115,7 @@ export function useRequests() {
 }
 
 /**
- * Take another operator's key, or none, and connect anew.
+ * Use another operator's key, or none, and connect again.
  *
  * @param {string} key
  */
@@ -124,7 +124,7 @@ export function login(key) {
   reconnect();
 }
 
-/** End the stream, if there is one, and begin another one. */
+/** End the stream, if there is any, and begin another. */
 export function reconnect() {
   current?.abort();
   const control = new AbortController();
@@ -147,7 +147,7 @@ async function follow(/** @type {AbortSignal} */ signal) {
       }
       lose(error);
     }
-    if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // one that breaks off at once is not asked for ever faster
+    if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // a stream that breaks off at once is not requested ever faster
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
     wait = Math.min(LONGEST_MS, wait * 2);
   }
@@ -222,7 +222,7 @@ export function take(name, data) {
 }
 
 /**
- * Return what is known with these changes, each with the time at which it came.
+ * Return the state with these changes, each with the time of its arrival.
  *
  * @template {object} Thing
  * @param {Thing[]} known
@@ -240,7 +240,7 @@ function merged(known, changed, gone, key) {
 }
 
 /**
- * Take a worker's own history, which the stream leaves out, into the state.
+ * Add a worker's own history to the state: the stream leaves it out.
  *
  * @param {string} worker
  * @param {AbortSignal} signal
@@ -251,7 +251,7 @@ export async function loadHistory(worker, signal) {
 }
 
 /**
- * Return a history with one more sample; what is older than an hour is left out.
+ * Return a history with another sample; samples older than an hour are left out.
  *
  * @param {any} history
  * @param {any} sample

@@ -1,4 +1,4 @@
-// The console's components, all in one place to import from.
+// The console's components, in a single module to import from.
 
 export { render } from "preact";
 export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";

@@ -97,7 +97,7 @@ def read_processor_facts(gpus: int | None) -> ProcessorFacts:
 def find_in_engines(engines: Sequence[EngineFacts], processor: ProcessorFacts) -> list[Finding]:
     """Return the findings about each engine."""
     if not engines:
-        return [Finding("ok", "engines", "No managed worker needs one.")]
+        return [Finding("ok", "engines", "No managed worker needs an engine.")]
     return [finding for engine in engines for finding in _check_engine(engine, processor)]
 
 

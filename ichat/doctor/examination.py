@@ -62,7 +62,7 @@ def parser() -> CommandLineParser:
     """Return the parser of the command."""
     usage = CommandLineParser(
         prog="ichat.pyz doctor",
-        description="Examine this machine, a configuration and what it names, and say what to do.",
+        description="Examine this machine and a configuration with all its parts, and say what to do.",
         allow_abbrev=False,
     )
     add_flags(usage)
@@ -150,7 +150,9 @@ async def _gather(parts: Mapping[str, Part], groups: dict[str, list[Finding]], e
 
     async with trio.open_nursery() as nursery:
         for title, part in parts.items():
-            sentence = f"This part took too long and was left out; all of it may take {EXAMINE_S:g} s."
+            sentence = (
+                f"This part was too slow and was left out: the limit for the whole examination is {EXAMINE_S:g} s."
+            )
             groups[title] = [Finding("warning", "time", sentence)]
             nursery.start_soon(carry_out, title, part)
 

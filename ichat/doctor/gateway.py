@@ -137,7 +137,7 @@ def _found_other(port: int, other: OtherGateway) -> Finding:
     """Most often it is the intended gateway, and the doctor runs as another user or without its environment."""
     sentence = (
         f"A gateway of {other.user} (process {other.pid}) listens on port {port} and has another state directory: if"
-        " it is the one meant, be that user and in its environment; else choose another port."
+        " you mean this gateway, be that user and in its environment; else choose another port."
     )
     environment = f"env STATE_DIRECTORY={shlex.quote(other.directory)} " if other.directory else ""
     command = f"sudo -u {shlex.quote(other.user)} {environment}./ichat.pyz doctor -c FILE"
@@ -201,7 +201,9 @@ def find_in_file(report: WorkerReport, *, is_listed: bool = False) -> list[Findi
 def _check_reported(worker: Json) -> Finding:
     worker_id, state, age = str(worker.get("worker_id")), str(worker.get("state")), worker.get("heartbeat_age_s")
     why = ": ".join(reasons_of(worker))
-    heard = f"its last heartbeat came {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
+    heard = (
+        f"its last heartbeat arrived {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
+    )
     if state in BAD:
         said = f" ({why})" if why else ""
         show = f"./ichat.pyz {'logs' if worker.get('managed') else 'workers'} {shlex.quote(worker_id)}"

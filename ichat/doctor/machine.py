@@ -106,7 +106,7 @@ def find_gpus_and_holders(
     wanted = [one.model_name for one in config.managed_workers if not is_on_cpu(one)]
     if gpus is None and has_nvidia() and wanted:
         why = "did not answer in time" if is_silent else "cannot be used"
-        sentence = f"NVIDIA's device or driver is here, and its library {why}: see what it says."
+        sentence = f"NVIDIA's device or driver is here, and its library {why}: read the output of nvidia-smi."
         return [Finding("error", "driver", sentence, "nvidia-smi")]
     if not gpus:
         return [Finding("ok", "GPUs", "No NVIDIA GPU answers here; the engines have the processors only.")]

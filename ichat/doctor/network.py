@@ -154,7 +154,7 @@ def _check_way(way: WayFacts) -> Iterator[Finding]:
         sentence = f"{way.place} answers with status {way.status}: look at the log of {whose} server."
         yield Finding("error", way.name, sentence, curl)
     else:
-        key = ", and takes the key" if way.has_key and way.status < 300 else ""
+        key = ", and accepts the key" if way.has_key and way.status < 300 else ""
         yield Finding("ok", way.name, f"{way.place} answers in {1000 * way.seconds:.0f} ms{key}.")
 
 
@@ -164,7 +164,7 @@ def _check_refusal(way: WayFacts) -> Finding:
     key = f"the key in {way.key_variable}" if way.key_variable else named
     command = f"export {way.key_variable}=…" if way.key_variable else ""
     if way.status == 403:
-        sentence = f"{way.place} does not tell its models with {key} (status 403): see what the key is for."
+        sentence = f"{way.place} does not list its models with {key} (status 403): check the key's purpose."
         return Finding("warning", way.name, sentence, command)
     sentence = f"{way.place} refuses {key} (status 401): correct it, and restart the gateway."
     return Finding("error", way.name, sentence, command)

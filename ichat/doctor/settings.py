@@ -97,8 +97,8 @@ def check_names(config: Config) -> Iterator[Finding]:
     for alias in config.models:
         if alias.strict_shares and len([one for one in alias.targets if one.weight]) > 1 and not alias.fallbacks:
             sentence = (
-                f"The name {alias.name} has strict_shares and no fallbacks: while one of its targets is away, that"
-                " one's share of the requests is refused. Name fallbacks, or leave strict_shares out."
+                f"The name {alias.name} has strict_shares and no fallbacks: while one of its targets is away, its"
+                " share of the requests is refused. Name fallbacks, or leave strict_shares out."
             )
             yield Finding("warning", "names", sentence)
 
@@ -147,8 +147,8 @@ def _check_exposure(config: Config, *, has_made_keys: bool) -> Iterator[Finding]
     yield Finding(
         "warning",
         "exposure",
-        f"The gateway listens on {host or 'all addresses'} and clients need no key: everyone who reaches it may use"
-        " every model; give clients keys, or let server_settings.host be 127.0.0.1.",
+        f"The gateway listens on {host or 'all addresses'} and clients need no key: every program that reaches it may"
+        " use every model; give clients keys, or let server_settings.host be 127.0.0.1.",
         "./ichat.pyz key NAME",
     )
 
@@ -200,7 +200,7 @@ def check_modes(
     """Yield findings about permissions: only the gateway's user should read secrets and change files."""
     found: list[Finding] = []
     if file and file.mode & _OTHERS_WRITE:
-        sentence = f"Every user of this machine may change {file.path}, and so what the gateway runs."
+        sentence = f"Every user of this machine may change {file.path}, and so the programs that the gateway runs."
         found.append(Finding("error", "modes", sentence, f"chmod o-w {shlex.quote(file.path)}"))
     elif file and file.mode & _OTHERS and _has_secrets(config):
         sentence = f"{file.path} holds a secret, and every user of this machine may read it."
@@ -217,7 +217,7 @@ def check_modes(
         if one.mode & (_OTHERS if one.path in is_key else _ALL):
             sentence = f"{one.path} holds secrets, and other users of this machine may read or change it."
             found.append(Finding("error", "modes", sentence, f"chmod 600 {shlex.quote(one.path)}"))
-    yield from found or [Finding("ok", "modes", "Only those who should may read and change the gateway's files.")]
+    yield from found or [Finding("ok", "modes", "The permissions of the gateway's files are right.")]
 
 
 def _name_of(user: int) -> str:
@@ -257,6 +257,6 @@ def _check_directory(config: Config, directory: str) -> Iterator[Finding]:
         return
     is_named = config.server_settings.state_directory is not None or bool(os.environ.get("STATE_DIRECTORY"))
     then = "the gateway cannot start" if is_named else "the gateway keeps nothing for its next start"
-    sentence = f"The state directory {directory} cannot be made in {there}: {then}; make it, or name another one."
+    sentence = f"The state directory {directory} cannot be made in {there}: {then}; make it, or name another directory."
     level = "error" if is_named else "warning"
     yield Finding(level, "state", sentence, f"sudo install -d -m 700 -o $(id -un) {shlex.quote(directory)}")

@@ -135,7 +135,7 @@ def _check_worker(
 ) -> Iterator[Finding]:
     facts = one.facts
     if facts is None:
-        sentence = f"What it needs was not known in time: see what holds up {one.python}, or the disk of its model."
+        sentence = f"It could not be examined in time: see what holds up {one.python}, or the disk of its model."
         yield Finding("warning", one.worker_id, sentence)
         return
     if facts.python == "silent":
@@ -153,7 +153,7 @@ def _check_worker(
     size = one.model_bytes or 0
     if size > memory_bytes and (one.worker.gpu_ids == [] or facts.gpus == []):  # a guess: weights may be there twice
         sentence = f"The model's files have {gib(size)} GiB, and this machine gives {gib(memory_bytes)} GiB"
-        yield Finding("warning", one.worker_id, f"{sentence}: a smaller or quantized one may be needed.", "free -h")
+        yield Finding("warning", one.worker_id, f"{sentence}: a smaller or quantized model may be needed.", "free -h")
 
 
 def _command_for(obstacle: Obstacle, one: WorkerCheckFacts, facts: Facts) -> str:
@@ -186,7 +186,7 @@ def _check_fetch(worker_id: str, hub: HubFacts, python: str) -> Iterator[Finding
     if hub.is_cached and hub.lack and not hub.is_offline:
         sentence = f"{hub.name} in {hub.cache} is not whole ({hub.lack}): the first start fetches the rest."
     elif hub.answer == "there":
-        sentence = f"{hub.name} is not in {hub.cache} yet: the first start fetches it, which takes its time."
+        sentence = f"{hub.name} is not in {hub.cache} yet: the first start fetches it, and is slow."
     else:
         return
     yield Finding("warning", worker_id, sentence, _command_for_hub(hub, python))

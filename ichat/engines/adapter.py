@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import attrs
 
@@ -62,11 +62,17 @@ class AdapterSettings:
     """From where requests may have the engine fetch pictures, sounds and videos; see `media`."""
 
 
+class BoundedResponses(Protocol):
+    """The responses that an engine remembers; see `ResponseStore`."""
+
+    def is_full(self) -> bool:
+        """Return whether the engine can make no more responses in the background."""
+        ...
+
+
 class ProtocolAdapter:
     """How an engine's requests and responses differ from a worker's. This class is right for vLLM."""
 
-    reports_late_usage = False
-    """Whether the engine reports the tokens of background responses, too; `bound_responses` sets it."""
     reports_usage = False
     """Whether the engine notes at a call how many tokens it used (`Call.usage`); set once it serves."""
 
@@ -75,8 +81,8 @@ class ProtocolAdapter:
         self._paths = paths or {}
         self.settings = AdapterSettings()
         """Set by the worker before the engine starts."""
-        self.is_background_full: Callable[[], bool] = lambda: False
-        """Returns whether the engine can make no more responses in the background; `bound_responses` sets it."""
+        self.responses: BoundedResponses | None = None
+        """The responses that the engine remembers, once `bound_responses` has bounded them."""
         self.late_usage: Listeners[str, Usage] = Listeners()
         """Called on the engine's loop with a ticket and the tokens that its background response used."""
         self._count = itertools.count(1)
@@ -84,6 +90,11 @@ class ProtocolAdapter:
         self._unserved: dict[bytes, str] = {}
         """Routes that the model cannot serve, each with its name."""
         self._served: tuple[str, Collection[str]] = ("", ())
+
+    @property
+    def reports_late_usage(self) -> bool:
+        """Whether the engine reports the tokens of background responses, too."""
+        return self.responses is not None
 
     def serve_only(self, model: str, served: Collection[str], lacking: Collection[str]) -> None:
         """Refuse from now on requests for the routes `lacking`, which the model cannot serve; see `GENERATES`."""
@@ -167,7 +178,7 @@ class ProtocolAdapter:
 
     def check_background(self, *, is_asked: bool) -> None:
         """Raise ApiError 429 if a response is requested in the background and their limit is reached."""
-        if is_asked and self.is_background_full():
+        if is_asked and self.responses is not None and self.responses.is_full():
             raise background_full(self.settings.responses_max)
 
     def new_response_id(self, model: object = None) -> str:

@@ -53,8 +53,10 @@ class Call:
         ended: Callable[[], None],
         adapter: ProtocolAdapter = _DEFAULT_ADAPTER,
         rewrite: BodyTransform | None = None,
+        rewritten_bytes_max: int = REWRITTEN_BYTES_MAX,
     ) -> None:
         """`rewrite` is the transform that the adapter returned for this request."""
+        self._rewritten_bytes_max = rewritten_bytes_max
         self.request = request
         self._adapter = adapter
         self._rewrite = rewrite
@@ -275,8 +277,8 @@ class Call:
     def _gather(self, gathered: bytearray, body: bytes, *, more: bool) -> bytes | None:
         """Add a piece to a body that will be rewritten; after the last, make the head and return the new body."""
         gathered += body
-        if self.failure is None and len(gathered) > REWRITTEN_BYTES_MAX:
-            self.abandon(errors.engine_failed(f"its answer has more than {REWRITTEN_BYTES_MAX} bytes"))
+        if self.failure is None and len(gathered) > self._rewritten_bytes_max:
+            self.abandon(errors.engine_failed(f"its answer has more than {self._rewritten_bytes_max} bytes"))
         if self.failure is not None:
             gathered.clear()
             return None

@@ -67,7 +67,7 @@ class EngineInfo:
 
     model_path: str
     model_names: list[str]
-    """The names that requests may use, at least one; `Engine.models` has more once the model is loaded."""
+    """The names that requests may use, never empty; `Engine.models` has more once the model is loaded."""
     args: dict[str, Any]
     """Every effective argument, secrets masked; values that JSON can hold."""
     versions: dict[str, str]

@@ -22,11 +22,11 @@ class EngineTimes:
     watch_s: float = 0.5
     """How often the engine is checked for being alive, besides before each request."""
     unnoticed_s: float = 10.0
-    """How long an engine that died while it loaded may take to report it itself, with more detail."""
+    """The time in which an engine that died while it loaded may report it itself, with more detail."""
     fail_s: float = 2.0
-    """How long requests may take to end by themselves after the engine has died."""
+    """The time in which requests may end by themselves after the engine has died."""
     abort_s: float = 10.0
-    """How long an abandoned request may take to end before its connection is closed anyway."""
+    """The time in which an abandoned request may end before its connection is closed anyway."""
     change_s: float = 600.0
     """The limit for the engine to fall asleep, or to wake up; after that it is given up."""
 

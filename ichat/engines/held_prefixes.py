@@ -13,14 +13,23 @@ import attrs
 
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain
 
-BLOCKS_MAX = 1_000_000
-"""More blocks than this are not followed: then everything is forgotten."""
-CHAINS_MAX = 1024
-"""The most requests that await their blocks; beyond that the oldest is given up."""
-DIGESTS_MAX = 65_536
-"""Digests that are tied to blocks; the oldest is reported as gone."""
 RECENT_MAX = 2 * REPORTED_MAX
 """Digests that were just reported as gone, which are reported again once they are held."""
+
+
+@attrs.frozen
+class HeldBounds:
+    """The most things that are followed."""
+
+    blocks_max: int = 1_000_000
+    """More blocks than this are not followed: then everything is forgotten."""
+    chains_max: int = 1024
+    """The most requests that await their blocks; beyond that the oldest is given up."""
+    digests_max: int = 65_536
+    """Digests that are tied to blocks; the oldest is reported as gone."""
+
+
+BOUNDS = HeldBounds()
 
 
 class _Block:
@@ -67,7 +76,8 @@ class CacheChanges:
 class HeldPrefixes:
     """The prefixes that the cache holds, by the engine's events. Its methods may be called in any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: HeldBounds = BOUNDS) -> None:
+        self._bounds = bounds
         self._lock = threading.Lock()
         self._blocks: dict[int | bytes, _Block] = {}
         self._tied: dict[bytes, _Block] = {}
@@ -110,7 +120,7 @@ class HeldPrefixes:
             tag = f"{next(self._tags):x}"
             whole = max(body_bytes, chain.length, 1)
             self._chains[tag] = _Chain(chain.digests, chain.length, whole, prompt_tokens, self._round)
-            if len(self._chains) > CHAINS_MAX:
+            if len(self._chains) > self._bounds.chains_max:
                 del self._chains[next(iter(self._chains))]
             return tag
 
@@ -129,7 +139,7 @@ class HeldPrefixes:
                     known = self._blocks[hash_] = _Block(hash_, block, depth)
                 known.copies += 1
                 block = known
-            if len(self._blocks) > BLOCKS_MAX:
+            if len(self._blocks) > self._bounds.blocks_max:
                 self._forget()
             elif tag is not None and block is not None and (chain := self._chains.get(tag)) is not None:
                 self._tie(chain, block, block_tokens)
@@ -151,7 +161,7 @@ class HeldPrefixes:
                     del self._tied[digest]
                     self._have.pop(digest, None)
                     self._gone[digest] = None
-            if len(self._gone) > DIGESTS_MAX:
+            if len(self._gone) > self._bounds.digests_max:
                 self._cleared = True
 
     def cleared(self) -> None:
@@ -212,7 +222,7 @@ class HeldPrefixes:
             self._gone.pop(digest, None)
             if not is_known:
                 self._have[digest] = None
-        while len(self._tied) > DIGESTS_MAX:
+        while len(self._tied) > self._bounds.digests_max:
             digest, block = next(iter(self._tied.items()))
             del self._tied[digest]
             block.digests.remove(digest)

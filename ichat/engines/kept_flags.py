@@ -103,7 +103,7 @@ def _parsed(path: str, _mtime_ns: int) -> tuple[list[Any], KeptFlags]:
     return value["state"], KeptFlags([flag for flag in value["flags"] if flag["name"]], bool(value["has_help"]))
 
 
-def keep(interpreter: Interpreter, kept: KeptFlags) -> None:
+def keep(interpreter: Interpreter, kept: KeptFlags, kept_max: int = KEPT_MAX) -> None:
     """Keep a list, and remove the oldest beyond the bound. A list that cannot be written stays in this process."""
     path, state = interpreter.file(), json.loads(json.dumps(interpreter.state()))
     value = {"state": state, "has_help": kept.has_help, "flags": kept.flags}
@@ -114,10 +114,10 @@ def keep(interpreter: Interpreter, kept: KeptFlags) -> None:
             json.dump(value, file)
         os.replace(new, path)
         entries = sorted(path.parent.iterdir(), key=_changed_at)
-        for old in entries[:-KEPT_MAX]:
+        for old in entries[:-kept_max]:
             old.unlink(missing_ok=True)
     except OSError:
-        if len(_unwritten) >= KEPT_MAX:
+        if len(_unwritten) >= kept_max:
             _unwritten.clear()
         _unwritten[interpreter] = state, kept
 

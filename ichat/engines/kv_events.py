@@ -32,7 +32,7 @@ BATCHES_MAX = 100
 WAITING_MAX = 100_000
 """Batches that ZeroMQ keeps; more are lost, which the gap in their numbers shows."""
 CONNECT_S = 5.0
-WHY = "the worker reports to the gateway what the engine's cache has lost (--prefix-reports)"
+WHY = "the worker reports the losses of the engine's cache to the gateway (--prefix-reports)"
 _ON_THE_GPU = (None, "GPU")
 
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
 CONNECT_S = 20.0
-"""How long the cluster may take to answer, the import of Ray included."""
+"""The limit for the cluster's answer, the import of Ray included."""
 REASON_CHARS_MAX = 200
 
 

@@ -117,8 +117,7 @@ def bound_responses(app: Any, adapter: ProtocolAdapter) -> None:
     ):
         return
     store = ResponseStore(serving, adapter.settings.responses_max, adapter.settings.responses_bytes_max)
-    adapter.is_background_full = store.is_full
-    adapter.reports_late_usage = True
+    adapter.responses = store
 
     async def delete(request: Request) -> Response:
         response_id = request.path_params["response_id"]

@@ -51,28 +51,28 @@ class CandidateView:
     """Of an external route `ready` or `unhealthy`, by its health checks."""
     chosen: bool
     why_not: str | None
-    """Why this one cannot get the request now, in a few words; None: this one can."""
+    """Why this endpoint cannot get the request now, in a few words; None: it can."""
     in_flight: Count
     """Requests that this gateway has sent there and that are not finished."""
     load: Count
-    """Those, and what the worker's newest report counts besides."""
+    """Those, and further requests in the worker's newest report."""
     in_flight_max: Count
     """The most concurrent requests that the gateway sends there."""
     matched: Count
     """The bytes of the request's prefix that are believed to be in the cache there."""
     overloaded: bool
-    """Whether there are so many more requests than on average that the policy `prefix_aware` sends no more."""
+    """Whether there are too many requests, compared with the average, for the policy `prefix_aware` to send more."""
     circuit: CircuitView | None
     """None: the worker has not sent a heartbeat yet."""
 
 
 @attrs.frozen
 class TargetView:
-    """One of the models that a name stands for, and what it would do with the request now."""
+    """A model that a name stands for, and its part in the request now."""
 
     model: str
     share: Share | None
-    """Of the name's requests now, by the weights of the targets that can answer; 0: this one cannot.
+    """Of the name's requests now, by the weights of the targets that can answer; 0: this target cannot.
 
     None: this is a fallback, or for prompts that are too long.
     """
@@ -81,11 +81,11 @@ class TargetView:
     rule: Outcome
     """As in the whole answer."""
     worker: str | None
-    """The worker or external route that this model's part of the plan leads to; None: none takes it now."""
+    """The worker or external route that this model's part of the plan leads to; None: none accepts it now."""
     reason: str | None
-    """Why none takes it, in a few words; None: one does."""
+    """Why none accepts it, in a few words; None: it is accepted."""
     goes_on: str | None
-    """The reason for which the request goes on to the next one (`fallback_on`, or `seems_too_long`: to the model for
+    """The reason for which the request goes on to the next model (`fallback_on`, or `seems_too_long`: to the model for
     longer prompts); None: the request stays here."""
 
 
@@ -100,22 +100,22 @@ class RouteView:
     chosen: str | None
     """The `worker_id` of the candidate that gets the request; None: none does now."""
     reason: str | None
-    """Why none gets the request, in a few words; None: one does."""
+    """Why no endpoint gets the request, in a few words; None: an endpoint gets it."""
     waiting: Count
     """Requests that wait in the model's queue."""
     session: bool
     """Whether the request names a session."""
     prefix: PrefixView | None
-    """None: the choice does not depend on the prompt: it is short, there is a session or one worker, by the policy."""
+    """None: the prompt does not matter: it is short, or there is a session, a single worker or such a policy."""
     candidates: Sequence[CandidateView]
     """All that have the model, those that are not ready too, in the order of their ids."""
     alias: str | None = None
-    """The name that was asked for, or the pattern that matches it, if that stands for models; `model` is then the one
+    """The name that was asked for, or the pattern that matches it, if that stands for models; `model` is then the model
     that gets the request."""
     plan: Sequence[TargetView] = ()
     """Those models, if it does: its targets, then its fallbacks. Without a session, the plan of the largest share."""
     load: LoadView | None = None
-    """What it would take to load the model; None: it is loaded, or not loaded on demand."""
+    """The load that the model would need; None: it is loaded, or not loaded on demand."""
 
 
 def explain(

@@ -15,7 +15,11 @@ from ichat.routing.endpoint import Endpoint
 
 
 class Fleet:
-    """The parts, each of which is the only writer of its state."""
+    """The parts: each owns a state, or makes a single kind of change of workers.
+
+    `table` has the workers with their endpoints and states, and notifies of every change; `directory` has the models.
+    `managed`, `registry` and `probes` change workers by the processes started here, heartbeats and health checks.
+    """
 
     def __init__(
         self,
@@ -25,12 +29,11 @@ class Fleet:
         wedged_after_s: float = math.inf,
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
-        weights = Weights(Limits())
+        weights, loads = Weights(Limits()), WorkerLoads(clock)
         self.table = WorkerTable(clock, weights, max_in_flight, wedged_after_s)
         self.directory = ModelDirectory(self.table, external)
-        self.loads = WorkerLoads(clock)
-        self.managed = ManagedRecords(self.table, self.loads)
-        self.registry = Registry(self.table, self.directory, self.loads, weights)
+        self.managed = ManagedRecords(self.table, loads)
+        self.registry = Registry(self.table, self.directory, loads, weights)
         self.probes = Probes(self.table, self.directory)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Health checks of workers that were started elsewhere, and of external routes (`[health]`).
 
-Workers are asked for `[health] path`, external routes for their `health_path` if they have one. Only the status of the
+Workers are asked for `[health] path`, external routes for their `health_path` if it is set. Only the status of the
 response counts; `probes.py` decides what follows from it. A worker of iChat's own reports its state in its
 heartbeats. It is asked only if no request has shown for a while that it can be reached, and any response shows that.
 """
@@ -17,7 +17,9 @@ from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
+from ichat.listeners import Listeners
 from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Auth
 
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
@@ -48,13 +50,13 @@ def read_status(target: str, status: int) -> ProbeResult:
 class HealthChecker:
     """Checks the workers and routes, in rounds."""
 
-    def __init__(self, probes: Probes, settings: Health, proof: Callable[[], bytes], ask_: Ask = ask) -> None:
-        """`proof` returns the proof to workers that their gateway asks; empty without a token."""
+    def __init__(self, probes: Probes, settings: Health, auth: Auth, ask_: Ask = ask) -> None:
+        """`auth` has the proof to workers that their gateway asks."""
         self._probes = probes
         self._settings = settings
-        self._proof = proof
+        self._auth = auth
         self._ask = ask_
-        self._changed = trio.Event()
+        self._reconfigured: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
         return f"<HealthChecker every {self._settings.interval_s:g} s>"
@@ -62,21 +64,21 @@ class HealthChecker:
     def reconfigure(self, config: Config) -> None:
         """Check by another configuration from now on."""
         self._settings = config.health
-        self._changed.set()
+        self._reconfigured()
 
     async def probe_forever(self) -> None:
         """Check all every `interval_s`; with 0 check none, and forget what failed before."""
         last = -math.inf
         while True:
-            changed = self._changed = trio.Event()
-            interval_s = self._settings.interval_s
+            settings, interval_s = self._settings, self._settings.interval_s
             if not interval_s:
                 self._probes.forget()
             elif trio.current_time() >= last + interval_s:
                 last = trio.current_time()
                 await self._probe_all()
             with trio.move_on_at(last + interval_s if interval_s else math.inf):
-                await changed.wait()
+                while self._settings is settings:
+                    await self._reconfigured.wait()
 
     async def _probe_all(self) -> None:
         now = trio.current_time()
@@ -89,7 +91,7 @@ class HealthChecker:
         endpoint, worker = asked
         settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
         target = (route.health_path if route else "") or endpoint.target_at_root(settings.path)
-        headers = endpoint.headers_for([], self._proof())
+        headers = endpoint.headers_for([], self._auth.proof)
         finding = ProbeResult(why=f"{target} is not answered within {settings.timeout_s:g} s")
         with trio.move_on_after(settings.timeout_s):
             try:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import attrs
@@ -84,21 +84,18 @@ class HeartbeatReceiver:
         limits: Limits,
         *,
         gateway_id: str,
-        moved: Callable[[], None],
     ) -> None:
-        """`auth` has the rules of access in force; `gateway_id` is different at each start of the gateway.
-
-        `moved` is called when a worker is new, was started again, or is reached elsewhere.
-        """
+        """`auth` has the rules of access in force; `gateway_id` is different at each start of the gateway."""
         self._registry = registry
         self._table = table
         self._auth = auth
         self._per_second_max = limits.heartbeats_per_second_max
         self.gateway_id = gateway_id
-        self._moved = moved
         self._lookups = HostLookups()
         self._turn = _Turn()
         """Held for each step with a large heartbeat."""
+        self.moved: Listeners[[]] = Listeners()
+        """Called when a worker is new, was started again, or is reached elsewhere."""
         self.used_late: Listeners[[str, Sequence[LateUsage]]] = Listeners()
         """Called with a worker's id and its report on responses that were made in the background."""
 
@@ -259,7 +256,7 @@ class HeartbeatReceiver:
         if late_usage:
             self.used_late(worker_id, late_usage)
         if recorded.has_moved:
-            self._moved()
+            self.moved()
         worker = self._table.get(worker_id)
         response = HeartbeatResponse(
             status="registered" if recorded.is_new else "ok",

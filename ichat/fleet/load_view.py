@@ -32,11 +32,11 @@ class ObstacleView:
 
 @attrs.frozen
 class LoadView:
-    """What it would take to load the model now. The question itself loads nothing."""
+    """The load that the model would need now. The question itself loads nothing."""
 
     worker_id: str
     """The worker that would be started, or woken."""
     evicts: Sequence[EvictionView]
     waits_for: Sequence[ObstacleView]
     expected_s: Annotated[float, Between(0)] | None
-    """How long loading usually takes, in seconds; None: it has not been loaded yet."""
+    """The usual duration of a load, in seconds; None: it has not been loaded yet."""

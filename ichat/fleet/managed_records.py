@@ -15,6 +15,8 @@ class ManagedRecords:
     def __init__(self, table: WorkerTable, loads: WorkerLoads) -> None:
         self._table = table
         self._loads = loads
+        self.times = loads.times
+        """The durations of the last loads of managed workers."""
 
     def __repr__(self) -> str:
         return f"<ManagedRecords of {self._table!r}>"
@@ -86,7 +88,3 @@ class ManagedRecords:
         """Set whether the output of a managed worker arrives through a pipe of this gateway."""
         worker.is_piped = is_piped
         self._table.record_change(worker)
-
-    def stopped(self, worker: WorkerRecord) -> None:
-        """Record that a managed worker was ended on purpose."""
-        self._table.break_group_of(worker, "was stopped")

@@ -1,6 +1,6 @@
 """The models of external routes and workers by their names, and which of them can be served now. Purely synchronous.
 
-A request costs one look at a table, however many workers there are.
+A request costs a single look at a table, however many workers there are.
 """
 
 import itertools
@@ -27,13 +27,12 @@ class ModelDirectory:
 
     def __init__(self, table: WorkerTable, external: Mapping[str, Sequence[Endpoint]]) -> None:
         """`external` has the endpoints of each external model."""
-        self.external = external
         self._table = table
         self._index = table.index
         self._restart_wait_s = 0.0
         """Requests wait for a worker that is on its way if it needs no longer; see `[timeouts]`. 0: none waits."""
         self._has_ill_routes = False
-        self._routes_near = external, NearNames(external)
+        self.use_routes(external)
 
     def __repr__(self) -> str:
         return f"<ModelDirectory {self._index!r}, {len(self.external)} external models>"
@@ -47,6 +46,7 @@ class ModelDirectory:
     def use_routes(self, external: Mapping[str, Sequence[Endpoint]]) -> None:
         """Go on with these endpoints of external models."""
         self.external = external
+        self._external_names = NearNames(external)
 
     def routes(self) -> Iterator[Endpoint]:
         """Return the endpoints of all external routes."""
@@ -78,7 +78,7 @@ class ModelDirectory:
             expected = [one for one, state in states.items() if one.is_coming(state, table.trouble_of(one))]
         if not expected:
             return _not_ready(having, now, "; ".join(reasons), told)
-        first = min(expected, key=lambda worker: _known_or_inf(worker.comes_at()))
+        first = min(expected, key=lambda one: math.inf if (at := one.comes_at()) is None else at)
         doing = first.doing(states[first])
         found = Loadable("; ".join(reasons), first.comes_at(), len(having), coming, doing, told=told)
         rest_s = found.rest_s(now)
@@ -97,9 +97,7 @@ class ModelDirectory:
 
     def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
         """Return some of the names that may be shown, those near to this name among them."""
-        if self._routes_near[0] is not self.external:
-            self._routes_near = self.external, NearNames(self.external)
-        return self._index.names.around(model, is_shown) | self._routes_near[1].around(model, is_shown)
+        return self._index.names.around(model, is_shown) | self._external_names.around(model, is_shown)
 
     def lists(self, model: str) -> bool:
         """Return whether a model is listed; of many workers that cannot serve now, only some count."""
@@ -160,7 +158,3 @@ def _not_ready(having: Collection[WorkerRecord], now: float, reasons: str, told:
     if retry_at:
         told = f"it has failed, and can be asked for again in {retry_after_s} s"
     return NotReady(reasons, retry_after_s, is_final=is_final, told=told)
-
-
-def _known_or_inf(at: float | None) -> float:
-    return math.inf if at is None else at

@@ -4,13 +4,14 @@ A report is applied in short steps, so that thousands of digests hold up no stre
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import trio
 
 from ichat import errors
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.worker_table import WorkerTable
+from ichat.listeners import Listeners
 from ichat.protocol.prefixes import REPORTED_MAX, parse_report
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_index import PrefixIndex
@@ -26,22 +27,13 @@ _ANSWER = b'{"status": "ok"}'
 class PrefixReportReceiver:
     """Checks reports, and applies them to the index."""
 
-    def __init__(
-        self,
-        heartbeats: HeartbeatReceiver,
-        table: WorkerTable,
-        index: PrefixIndex,
-        *,
-        evicted: Callable[[str, int], None],
-    ) -> None:
-        """`heartbeats` knows which caller may speak for which worker.
-
-        `evicted` is called with a model and the number of its prefixes that were believed to be cached, and are not.
-        """
+    def __init__(self, heartbeats: HeartbeatReceiver, table: WorkerTable, index: PrefixIndex) -> None:
+        """`heartbeats` knows which caller may speak for which worker."""
         self._heartbeats = heartbeats
         self._table = table
         self._index = index
-        self._evicted = evicted
+        self.evicted: Listeners[[str, int]] = Listeners()
+        """Called with a model and the number of its prefixes that were believed to be cached, and are not."""
 
     def __repr__(self) -> str:
         return f"<PrefixReportReceiver {self._index!r}>"
@@ -63,7 +55,7 @@ class PrefixReportReceiver:
             endpoint.forget_prefixes()
         gone = await self._apply(endpoint, report.have, report.gone)
         if gone and worker.names:
-            self._evicted(worker.names[0], gone)
+            self.evicted(worker.names[0], gone)
         return _ANSWER
 
     async def _apply(self, endpoint: Endpoint, have: Sequence[str], gone: Sequence[str]) -> int:

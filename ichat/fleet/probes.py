@@ -3,7 +3,6 @@
 import heapq
 import logging
 import math
-from collections.abc import Iterator
 
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import WorkerRecord
@@ -74,17 +73,14 @@ class Probes:
 
     def unseen(self, since: float) -> list[tuple[Endpoint, WorkerRecord | None]]:
         """Return iChat's own workers from elsewhere that should be ready, with their endpoints not seen since then."""
-
-        def found() -> Iterator[tuple[Endpoint, WorkerRecord]]:
-            for worker in self._table:
-                endpoint = self._table.endpoint_of(worker)
-                if worker.managed or worker.is_foreign or worker.is_down or worker.is_stale or endpoint is None:
-                    continue
-                says_ready = worker.heartbeat is not None and worker.heartbeat.state == "ready"
-                if says_ready and endpoint.seen_at <= since:
-                    yield endpoint, worker
-
-        return [*heapq.nsmallest(OWN_AT_ONCE_MAX, found(), key=lambda one: (not one[0].probe_failures, one[0].seen_at))]
+        found = (
+            (endpoint, worker)
+            for worker in self._table
+            if worker.heartbeat is not None and worker.heartbeat.state == "ready"
+            if not (worker.managed or worker.is_foreign or worker.is_down or worker.is_stale)
+            if (endpoint := self._table.endpoint_of(worker)) is not None and endpoint.seen_at <= since
+        )
+        return [*heapq.nsmallest(OWN_AT_ONCE_MAX, found, key=lambda one: (not one[0].probe_failures, one[0].seen_at))]
 
     def record(
         self, endpoint: Endpoint, worker: WorkerRecord | None, why: str, *, is_well: bool, failures_max: int

@@ -19,12 +19,12 @@ _Result = TypeVar("_Result")
 LOADING: frozenset[State] = frozenset(("starting", "loading", "waking"))
 """In other states it is not known that a load goes on."""
 CARDS_AT_ONCE = 500
-"""How many models are looked at in one step, or those of one worker."""
+"""How many models are looked at in a step, or the models of a worker."""
 
 
 @attrs.frozen(kw_only=True)
 class WorkerFacts:
-    """What the gateway itself knows of a worker, in few words."""
+    """The gateway's own knowledge of a worker, in few words."""
 
     worker_id: str
     model_name: str
@@ -67,7 +67,7 @@ class WorkerFacts:
 
 @attrs.frozen(kw_only=True)
 class WorkerView(WorkerFacts):
-    """A worker as the gateway knows it, beside what the worker says in its heartbeats."""
+    """A worker as the gateway knows it, beside the worker's heartbeats."""
 
     exit_code: int | None
     """The exit code of the last unexpected end; None: a signal ended the worker, or the code is not known."""
@@ -83,18 +83,18 @@ class WorkerView(WorkerFacts):
 
 @attrs.frozen(kw_only=True)
 class WorkerSummary(WorkerFacts):
-    """A worker in the list of all workers. What only its heartbeats tell is null before the first of them."""
+    """A worker in the list of all workers. Facts of its heartbeats are null before the first of them."""
 
     backend: str | None
-    """The engine: `vllm`, `sglang`, or the name of another one."""
+    """The engine: `vllm`, `sglang`, or the name of another engine."""
     host: str | None
     port: int | None
     pid: int | None
     """The worker's first process, on its own machine."""
     phase: str | None
-    """What the worker is doing, in a few words; None: the worker has no process, or does not say."""
+    """The worker's activity, in a few words; None: the worker has no process, or does not report it."""
     progress: Mapping[str, float | None] | None
-    """What the engine is doing, by its own account."""
+    """The engine's activity, by its own account."""
     running: float | None
     """Requests that the engine works on, by its own account."""
     waiting: float | None
@@ -182,7 +182,7 @@ def model_steps(
 ) -> Generator[None, None, dict[str, tuple[ModelCard, str]]]:
     """Return the models of external routes and of these workers, by their names, each with its owner; in steps.
 
-    The context length of a model is the shortest of its workers. `only` is the one name that is asked for.
+    The context length of a model is the shortest of its workers. `only` is the requested name.
     """
     there = (name for name, routes in external.items() if not all(route.health_failure for route in routes))
     found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
@@ -213,7 +213,7 @@ def _with_shortest(known: ModelCard, other: ModelCard) -> ModelCard:
 
 
 def result_of(steps: Generator[None, None, _Result]) -> _Result:
-    """Return what comes of steps, which are all taken at once."""
+    """Return the result of steps, all at once."""
     while True:
         try:
             next(steps)

@@ -129,12 +129,8 @@ class WorkerIndex:
         return workers.found
 
     def all_ready(self) -> Collection[WorkerRecord]:
-        """Return the workers that can serve now."""
+        """Return the workers that could serve at their last `update`."""
         return self._ready.keys()
-
-    def is_ready(self, worker: WorkerRecord) -> bool:
-        """Return whether a worker could serve at its last `update`."""
-        return worker in self._ready
 
     def of_model(self, model: str) -> Collection[WorkerRecord]:
         """Return the workers that serve a model of this name, or will."""

@@ -1,7 +1,7 @@
 """The workers with their endpoints and states. Purely synchronous: each decision is made in a single step.
 
-A heartbeat without changes costs one look at a table, however many workers there are: changes by time alone are found
-by their deadlines.
+A heartbeat without changes costs a single look at a table, however many workers there are: changes by time alone are
+found by their deadlines.
 """
 
 import functools
@@ -59,7 +59,7 @@ class Deadlines:
                 heapq.heapify(self._heap)
 
     def pop(self, now: float) -> list[WorkerRecord]:
-        """Return the workers whose time has passed, and forget them until they are set again."""
+        """Return the workers that are due, and forget them until they are set again."""
         found: list[WorkerRecord] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, worker = heapq.heappop(self._heap)
@@ -153,8 +153,7 @@ class WorkerTable:
 
     def enter(self, worker: WorkerRecord) -> None:
         """Add a worker, in place of another one of its id."""
-        before = self._workers.get(worker.id)
-        if before is not None:
+        if (before := self._workers.get(worker.id)) is not None:
             self._drop(before)
         self._workers[worker.id] = worker
 
@@ -166,8 +165,7 @@ class WorkerTable:
 
     def _drop(self, worker: WorkerRecord) -> None:
         del self._workers[worker.id]
-        endpoint = self._endpoints.pop(worker.id, None)
-        if endpoint is not None:
+        if (endpoint := self._endpoints.pop(worker.id, None)) is not None:
             endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
         self.index.remove(worker)
         self._changes.remove(worker)
@@ -195,8 +193,7 @@ class WorkerTable:
             server, circuit = worker.server, Circuit(self._circuit_breaker)
             upstream = Upstream(f"worker {worker.id}", host, port) if server is None else server.upstream
             access = None if server is None else server.access
-            in_flight_max = heartbeat.max_in_flight
-            endpoint = Endpoint(upstream, worker.id.encode(), in_flight_max, access=access, circuit=circuit)
+            endpoint = Endpoint(upstream, worker.id.encode(), heartbeat.max_in_flight, access=access, circuit=circuit)
             endpoint.troubled.add(functools.partial(self.refresh, worker))
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
@@ -241,12 +238,12 @@ class WorkerTable:
         if not worker.managed and worker.server is None:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
-        if endpoint is not None and not self.index.is_ready(worker):
+        if endpoint is not None and worker not in self.index.all_ready():
             endpoint.ready_again(worker.context_tokens, self.clock())
         self.changes += self.index.update(worker, endpoint)
 
     def refresh_due(self) -> None:
-        """Find out anew whether workers can serve whose state time alone may have changed."""
+        """Find out again whether the workers can serve that may have changed by time alone."""
         now = self.clock()
         if now >= self._changes.next_at:
             for worker in self._changes.pop(now):

@@ -25,7 +25,7 @@ import trio
 from ichat.protocol.messages import GPUS_MAX
 
 READ_S = 5.0
-"""How long a reading may take, apart from the call in progress; and how long it waits for another reading."""
+"""The limit for a reading, apart from the call in progress; and the limit of its wait for another reading."""
 FIND_S = 12.0
 """How long `GpuReader.find` waits: for another reading, for its own, and for a slow call."""
 PROCESSES_MAX = 256
@@ -185,7 +185,7 @@ class _Driver:
 
     def _ask(self, call: str, *args: Any) -> Any:
         if time.monotonic() > self._deadline:
-            self._why = f"the driver has not told everything within {self._read_s:g} s"
+            self._why = f"the driver has not answered everything within {self._read_s:g} s"
             return None
         try:
             return getattr(self._nvml, call)(*args)

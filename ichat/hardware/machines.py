@@ -10,7 +10,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import psutil
@@ -96,16 +96,20 @@ def own_id() -> str:
     return re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
 
 
+class KnowsPids(Protocol):
+    """Knows the processes of workers on this machine: a supervisor, or a worker."""
+
+    @property
+    def pids(self) -> Mapping[int, str]:
+        """The workers' ids by the pids of their first processes."""
+        ...
+
+
 class MachineMonitor:
     """Reads this machine at intervals, for a worker or for the gateway."""
 
-    def __init__(
-        self, workers: Callable[[], Mapping[int, str]], by: str = "", *, gpus: GpuReader | None = None
-    ) -> None:
-        """`workers` returns the workers' ids by the pids of their first processes; `by` is the worker that reads.
-
-        `gpus` reads the GPUs; None: nothing else in this process does.
-        """
+    def __init__(self, workers: KnowsPids, by: str = "", *, gpus: GpuReader | None = None) -> None:
+        """`by` is the worker that reads; `gpus` reads the GPUs; None: nothing else in this process does."""
         self._gpus = gpus or GpuReader()
         self._workers = workers
         self._by = by
@@ -120,7 +124,7 @@ class MachineMonitor:
         """Read the machine at this interval, in a thread; `seen` is called after the first reading."""
         while True:
             is_first, gpus = self.report is None, await self._gpus.find()
-            self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers(), self._by)
+            self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers.pids, self._by)
             if is_first and seen is not None:
                 seen()
             await trio.sleep(every_s)
@@ -198,7 +202,7 @@ def report_of(worker_id: str, machine: Machine) -> MachineReport:
 def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> Iterator[MachineView]:
     """Return the merged machines of several reports, lazily; the first report of a value wins.
 
-    `own` is the gateway's report; `told` has the reports of workers, which know their own use best. With
+    `own` is the gateway's report; `told` has the workers' reports, and they know their own use best. With
     thousands of workers the first machine costs some milliseconds, and each other machine less than a millisecond.
     Names are unique, and so are the labels of a machine's GPUs.
     """

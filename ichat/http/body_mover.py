@@ -202,7 +202,9 @@ class BodyMover:
         self._connection.rearm()
 
     def close(self) -> None:
-        """Move nothing more, and add the time of the whole stream to its gaps."""
+        """Move nothing more, and add the time of the whole stream to its gaps. Called in the request's task."""
+        if self.failure is not None and self.failure.__cause__ is not None:
+            log.error("a bug moving a response", exc_info=self.failure.__cause__)
         self._hub.untime(self)
         del self._feed_head, self._wake  # they lead to owners of this: the garbage collector must have nothing to do
         if not self.done:
@@ -267,8 +269,11 @@ class BodyMover:
         elif isinstance(error, Declined):
             self._lost(str(error), declined=True)
         else:
-            log.error("a bug moving a response", exc_info=error)
             self._lost("the gateway has a bug, which is in its log")
+            if self.failure is None:
+                log.error("a bug after a response", exc_info=error)
+            else:
+                self.failure.__cause__ = error  # `close` logs it, in the request's task: the line has its id
 
     def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None, declined: bool = False) -> None:
         self.reusable = False

@@ -55,7 +55,7 @@ class FrontDoor(Generic[Caller]):
     role: bytes
     """`gateway` or `worker`: sent with errors, as `x-ichat-error`."""
     answer: Callable[[Request, Client, Caller], Awaitable[None]]
-    """Writes exactly one response to the client, or raises before it has written anything."""
+    """Writes a single response to the client, or raises before it has written anything."""
     authenticate: Callable[[RequestHead, str], Caller]
     """Returns the caller by the request's head and the peer's address. Raises ApiError: then no body is read."""
     hub: Hub

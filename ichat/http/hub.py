@@ -1,4 +1,4 @@
-"""The hub: a single epoll object for all sockets whose events must cost little.
+"""The hub: a single epoll object for all sockets with events that must cost little.
 
 A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub waits once
 for all sockets, where Trio would wait (`trio_wait.py`), and calls a plain function for each that is ready. Where Trio
@@ -14,6 +14,7 @@ from typing import Protocol
 import trio
 
 from ichat.http import trio_wait
+from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Hub:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
-        self._has_timed = trio.Event()
+        self._timed_again: Listeners[[]] = Listeners()
+        """Called when there is an entry with a deadline, after there was none."""
         self._in_task = False
         self._soon: list[Callable[[], None]] = []
         self._clock = trio.current_time
@@ -87,7 +89,7 @@ class Hub:
     def time(self, timed: Timed) -> None:
         """Start comparing this deadline with the clock."""
         if not self._timed:
-            self._has_timed.set()
+            self._timed_again()
         self._timed.add(timed)
 
     def untime(self, timed: Timed) -> None:
@@ -136,7 +138,7 @@ class Hub:
             try:
                 ready(flags)
             except Exception:
-                log.exception("a bug moving bytes; this socket is no longer watched")
+                log.exception("a bug moving bytes, in %r; this socket is no longer watched", ready)
                 self.forget(fd)
         if self._soon:
             self._send_gathered()
@@ -149,9 +151,8 @@ class Hub:
 
     async def _sweep_forever(self) -> None:
         while True:
-            if not self._timed:
-                self._has_timed = trio.Event()
-                await self._has_timed.wait()
+            while not self._timed:
+                await self._timed_again.wait()
             await trio.sleep(SWEEP_S)
             now = self.update_clock()
             for timed in [timed for timed in self._timed if timed.deadline < now]:

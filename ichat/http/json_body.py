@@ -207,7 +207,7 @@ class Cursor:
             self.at = match.end()
 
     async def _skip_string(self) -> None:
-        """Skip the string whose opening quote is just before."""
+        """Skip the string after its opening quote."""
         body = self.body
         quote = body.find(b'"', self.at)
         if quote >= 0 and body[quote - 1] != 0x5C:

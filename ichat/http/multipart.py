@@ -2,7 +2,7 @@
 
 Parsers differ in escapes, extended parameters, repeated and folded headers, encodings of parts, and in what ends a
 part. A form that needs any of that is refused. Of each part's head only `name`, `filename` and the media type stay,
-in one way of writing. Files are skipped, and copied only where the form was written in another way.
+in a single way of writing. Files are skipped, and copied only where the form was written in another way.
 """
 
 import re
@@ -121,7 +121,7 @@ def model_of_form(body: Body, fields: Iterable[Field]) -> str:
 
 
 async def fields_of(body: Body, content_type: bytes) -> list[Field]:
-    """Return the parts of a multipart/form-data body in their order, at least one; values are not read.
+    """Return the parts of a multipart/form-data body in their order, never none; values are not read.
 
     Raises ApiError 400 for a form that is not whole, has too many parts, or could be read in two ways.
     """
@@ -164,13 +164,13 @@ def rewrite_form(
 ) -> bytes:
     """Return the body of a `Form` with other values, without some fields, and with new fields before the first.
 
-    At least one field must stay. `replace` and `drop` apply to every field of a name; all else stays byte for byte.
+    A field must stay. `replace` and `drop` apply to every field of a name; all else stays byte for byte.
     Raises ApiError 400 where the client's boundary is part of a value.
     """
     opening = bytes(body[: fields[0].start])
     more = [_FIELD % (name.encode(), value) for name, value in (new or {}).items()]
     if any(opening[:-2] in value for value in (*replace.values(), *more)):
-        raise _bad_form("its boundary stands in what is written into it on the way; choose another boundary")
+        raise _bad_form("its boundary stands in the values that the gateway writes; choose another boundary")
     before = b"".join(one + opening for one in more)
     return rewrite_json(body, fields, replace, drop, before=before)
 

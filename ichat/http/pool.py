@@ -142,7 +142,7 @@ class Pool:
         return None
 
     def release(self, connection: Connection) -> None:
-        """Keep a connection whose exchange has ended cleanly."""
+        """Keep a connection after an exchange that has ended cleanly."""
         connection.park(self.hub.now)
         idle = self._idle.get(connection.upstream)
         if idle is None:

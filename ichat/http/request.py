@@ -79,7 +79,7 @@ class Bounds(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of a connection one after the other: the head, then the body.
+    """Reads the requests of a connection in turn: the head, then the body.
 
     The hub calls `wake` when something can be received, and `expire` when nothing arrived in time.
     """

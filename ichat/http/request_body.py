@@ -188,7 +188,7 @@ async def read_json_body(data: Body, wanted: Container[str]) -> tuple[RequestBod
     for member in members:
         is_wanted = member.name in wanted
         if is_wanted and member.end - member.value_start > NAME_BYTES_MAX:
-            message = f"`{member.name}` must have at most {NAME_BYTES_MAX} bytes in a request as long as this one."
+            message = f"`{member.name}` must have at most {NAME_BYTES_MAX} bytes in a request of this length."
             raise bad_request(message, param=member.name)
         found[member.name] = value_of(data, member) if is_wanted else None
     return RequestBody(data, (*found,), members), found

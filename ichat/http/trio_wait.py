@@ -1,7 +1,7 @@
 """Waiting for sockets in the place where Trio waits.
 
 Trio's epoll becomes an entry of ours. Where Trio would wait on its own, it waits on ours, and the events are served
-there, without a task, until Trio has something to do. So an event costs one `epoll_wait`, and nothing of Trio's.
+there, without a task, until Trio has something to do. So an event costs an `epoll_wait`, and nothing of Trio's.
 
 Trio has no public place for this: an instrument can wait before Trio does, but not instead. All use of its private
 parts is in this module, and `private_parts` checks that they are as this module knows them.

@@ -25,7 +25,8 @@ WHOLE_BYTES_MAX = 256 * 1024
 class UnreadAnswers:
     """Clients that have not read their answers, the oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_one_max: int = UNREAD_OF_ONE_MAX, all_max: int = UNREAD_MAX) -> None:
+        self._of_one_max, self._all_max = of_one_max, all_max
         self._parties: dict[Client, str] = {}
         self._by_party: dict[str, dict[Client, None]] = {}
 
@@ -51,9 +52,9 @@ class UnreadAnswers:
     def _noted(self, client: Client, party: str) -> Generator[None]:
         """Count a client while it reads an answer; cut the oldest client where there are too many."""
         mine = self._by_party.setdefault(party, {})
-        if len(mine) >= UNREAD_OF_ONE_MAX:
+        if len(mine) >= self._of_one_max:
             self._cut_first(mine)
-        elif len(self._parties) >= UNREAD_MAX:
+        elif len(self._parties) >= self._all_max:
             self._cut_first(self._parties)
         self._by_party.setdefault(party, mine)[client] = None
         self._parties[client] = party

@@ -14,6 +14,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.listeners import Listeners
 from ichat.observability.logs.log_format import RED, SHORT_TIME, YELLOW, coloured, has_colours, is_short, shown_safely
 from ichat.observability.request_record import CLIENT_LEFT, OTHER, RequestRecord
 
@@ -88,7 +89,8 @@ class AccessLog:
         self._has_colours = self._is_short and path == "-" and has_colours(stdout)
         self._lines_max = lines_max
         self._lines: list[str] = []
-        self._has_lines = trio.Event()
+        self._begun: Listeners[[]] = Listeners()
+        """Called when the first line begins to wait."""
         self._dropped = 0
         self._limiter = trio.CapacityLimiter(1)
         self._fd, self._path = stdout, ""
@@ -131,7 +133,7 @@ class AccessLog:
     def _has_room(self) -> bool:
         """Return whether another line may wait; a line that may not is counted."""
         if not self._lines:
-            self._has_lines.set()
+            self._begun()
         has_room = len(self._lines) < self._lines_max
         self._dropped += not has_room
         return has_room
@@ -149,9 +151,9 @@ class AccessLog:
         """Write gathered lines until cancelled; then write once more, for CLOSE_S at most."""
         try:
             while True:
-                await self._has_lines.wait()
+                while not self._lines:
+                    await self._begun.wait()
                 await trio.sleep(FLUSH_S)
-                self._has_lines = trio.Event()
                 await self._flush()
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):

@@ -56,7 +56,8 @@ Families = dict[str, MetricFamily]
 class _Reader:
     """Reads a worker's exposition, line by line, into families."""
 
-    def __init__(self, text: str, labels: Mapping[str, str], families: Families) -> None:
+    def __init__(self, text: str, labels: Mapping[str, str], families: Families, samples_max: int) -> None:
+        self._samples_max = samples_max
         self._labels = labels
         self._added = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
         self._clashes = any(f'{name}="' in text for name in labels)
@@ -79,7 +80,7 @@ class _Reader:
     def read_sample(self, line: str) -> None:
         """Read a sample, and leave it out if Prometheus would refuse it."""
         name, labels, value = _parts_of(line)
-        if self._count == SAMPLES_MAX or not (name == self._last or self._begin(name)):
+        if self._count == self._samples_max or not (name == self._last or self._begin(name)):
             return
         if not _is_value(value) or not _LABELS.fullmatch(labels):
             return
@@ -107,13 +108,15 @@ class _Reader:
         return f"exported_{label[0]}" if label[1] in self._labels else label[0]
 
 
-def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iterator[None]:
+def read_steps(
+    text: str, labels: Mapping[str, str], families: Families, samples_max: int = SAMPLES_MAX
+) -> Iterator[None]:
     """Parse an exposition in steps, and add labels to each sample; the result goes into `families`, by name.
 
     A label of such a name that is there already becomes `exported_...`. Lines that Prometheus would refuse are left
     out, since Prometheus reads either a whole answer or nothing.
     """
-    reader = _Reader(text, labels, families)
+    reader = _Reader(text, labels, families, samples_max)
     for number, line in enumerate(text.split("\n"), 1):
         if number % LINES_AT_ONCE == 0:
             yield

@@ -1,7 +1,7 @@
 """The state of workers, external routes, queues and GPUs at a scrape, as Prometheus' families."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from typing import get_args
 
 import attrs
@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import State, WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
-from ichat.hardware.machines import MachineReport, machines_of
+from ichat.hardware.machines import MachineMonitor, machines_of
 from ichat.observability.exposition import Families
 from ichat.observability.prometheus_families import (
     families_of,
@@ -62,14 +62,14 @@ class FleetMetrics:
         table: WorkerTable,
         directory: ModelDirectory,
         balancer: Balancer,
-        own_machine: Callable[[], MachineReport | None] = lambda: None,
+        monitor: MachineMonitor,
         models_max: int = MODELS_MAX,
     ) -> None:
-        """`own_machine` returns the report on the gateway's machine."""
+        """`monitor` reads the gateway's machine."""
         self._table = table
         self._directory = directory
         self._balancer = balancer
-        self._own_machine = own_machine
+        self._monitor = monitor
         self._models_max = models_max
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class FleetMetrics:
         routes = [endpoint for endpoints in self._directory.external.values() for endpoint in endpoints]
         yield from _endpoint_families({route.id.decode(): route for route in routes}, now)
         yield family("ichat_workers", {**dict.fromkeys(STATES, 0), **totals.states})
-        yield from gpu_families_in_parts(machines_of(self._own_machine(), self._table.machines()))
+        yield from gpu_families_in_parts(machines_of(self._monitor.report, self._table.machines()))
 
 
 def _endpoint_families(endpoints: Mapping[str, Endpoint], now: float) -> Iterable[Metric]:

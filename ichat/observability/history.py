@@ -7,8 +7,8 @@ import json
 import math
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import attrs
 import trio
@@ -52,6 +52,19 @@ class ModelTraffic(NamedTuple):
     """From arrival to the first byte of the response's body."""
 
 
+class TrafficCounts(Protocol):
+    """Counts the requests to models."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests to models under way."""
+        ...
+
+    def traffic(self) -> Iterable[ModelTraffic]:
+        """Return the counts of each model."""
+        ...
+
+
 @attrs.frozen
 class Sample:
     """A moment, and the events since the previous sample."""
@@ -88,17 +101,14 @@ class History:
         directory: ModelDirectory,
         balancer: Balancer,
         *,
-        traffic: Callable[[], Iterable[ModelTraffic]],
-        in_flight: Callable[[], int],
+        traffic: TrafficCounts,
         models_max: int = MODELS_MAX,
         workers_max: int = WORKERS_MAX,
     ) -> None:
-        """`traffic` returns the counts of each model, `in_flight` how many requests are under way."""
         self._table = table
         self._directory = directory
         self._balancer = balancer
         self._traffic = traffic
-        self._in_flight = in_flight
         self._models_max = models_max
         self._workers_max = workers_max
         self._before: dict[str, tuple[ModelTraffic, list[int]]] = {}
@@ -148,7 +158,7 @@ class History:
                 workers[worker.id] = {"kv_use": NAN if kv_use is None else kv_use, "in_flight": endpoint.in_flight}
         total |= {
             "at": round(time.time(), 3),
-            "in_flight": self._in_flight(),
+            "in_flight": self._traffic.in_flight,
             "queued": self._balancer.waiting,
             "ttft_p50_ms": percentile_ms(first_byte, 0.5),
             "ttft_p95_ms": percentile_ms(first_byte, 0.95),
@@ -161,7 +171,7 @@ class History:
         models, total = dict[str, Values](), dict.fromkeys(COLUMNS[1:5], 0.0)
         before, self._before, now = self._before, {}, trio.current_time()
         all_first_bytes = Histogram(())
-        for new in self._traffic():
+        for new in self._traffic.traffic():
             old, old_counts = before.get(new.model, (_NOTHING, []))
             new_counts = list(new.first_byte.counts) if new.first_byte is not None else []
             self._before[new.model] = new, new_counts

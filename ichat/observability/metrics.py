@@ -15,7 +15,7 @@ from prometheus_client import Metric, ProcessCollector
 from ichat import __version__
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_table import WorkerTable
-from ichat.hardware.machines import MachineReport
+from ichat.hardware.machines import MachineMonitor
 from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.counts import AliasCounts, LoadCounts, PrefixCounts, ShadowCounts, prefix_families
 from ichat.observability.exposition import Families
@@ -89,15 +89,15 @@ class Metrics:
         table: WorkerTable,
         directory: ModelDirectory,
         balancer: Balancer,
-        own_machine: Callable[[], MachineReport | None] = lambda: None,
-        loads: Callable[[], LoadCounts] = LoadCounts,
+        monitor: MachineMonitor,
+        loads: LoadCounts,
         *,
         models_max: int = MODELS_MAX,
     ) -> None:
-        """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
+        """`monitor` reads the gateway's machine, `loads` has the counts of loading models."""
         self._directory = directory
         self._balancer = balancer
-        self._fleet = FleetMetrics(table, directory, balancer, own_machine, models_max)
+        self._fleet = FleetMetrics(table, directory, balancer, monitor, models_max)
         self._models_max = models_max
         self._loads = loads
         self._models: dict[str, _Counts] = {}
@@ -260,7 +260,7 @@ class Metrics:
     def families(self) -> Iterator[Families]:
         """Return the current state and the counts, in parts that each need a millisecond or two."""
         self._forget(trio.current_time())
-        is_loaded, loads = (yield from self._fleet.families()), self._loads()
+        is_loaded, loads = (yield from self._fleet.families()), self._loads
         loads.forget(self._directory.names())
         for metric in itertools.chain(
             self._families(), loads.families(is_loaded), self._process.collect(),

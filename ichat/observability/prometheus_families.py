@@ -63,10 +63,10 @@ class TokenCounts:
         self.cached += usage.cached
 
 
-def gpu_families_in_parts(machines: Iterator[MachineView]) -> Iterable[Metric]:
+def gpu_families_in_parts(machines: Iterator[MachineView], shown_max: int = GPUS_SHOWN_MAX) -> Iterable[Metric]:
     """Return the families of GPUs, of some machines at a time."""
     shown = 0
-    while shown < GPUS_SHOWN_MAX and (some := list(itertools.islice(machines, MACHINES_AT_ONCE))):
+    while shown < shown_max and (some := list(itertools.islice(machines, MACHINES_AT_ONCE))):
         shown += sum(len(machine.gpus or ()) for machine in some)
         yield from gpu_families(some)
 

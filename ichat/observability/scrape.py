@@ -6,7 +6,7 @@ All workers are scraped at once when the gateway is, unless there are too many o
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 import trio
@@ -17,6 +17,7 @@ from ichat.fleet.worker_table import WorkerTable
 from ichat.http import client
 from ichat.observability.exposition import Families, MetricFamily, add_twins, escaped, read_steps, written
 from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Auth
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,14 @@ class _Round:
 class Scraper:
     """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
 
-    def __init__(
-        self, table: WorkerTable, workers_max: int, proof: Callable[[], bytes] = bytes, limits: ScrapeLimits = LIMITS
-    ) -> None:
+    def __init__(self, table: WorkerTable, workers_max: int, auth: Auth, limits: ScrapeLimits = LIMITS) -> None:
         """More than `workers_max` ready workers are not asked, none of them.
 
-        `proof` returns the proof to workers that were not started here that their gateway asks; it may be empty.
+        `auth` has the proof to workers that were not started here that their gateway asks.
         """
         self._table = table
         self._workers_max = workers_max
-        self._proof = proof
+        self._auth = auth
         self._limits = limits
         self._turn, self._reading = trio.Lock(), trio.Lock()
         self._round = _Round({})
@@ -113,12 +112,12 @@ class Scraper:
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
         try:
             with trio.fail_after(self._limits.ask_s):
-                proof = b"" if worker.managed else self._proof()
+                proof = b"" if worker.managed else self._auth.proof
                 data = await _fetch(endpoint, proof, round_, self._limits.bytes_max)
         except client.FAILURES as error:
             log.debug("worker %s gave no metrics: %r", worker.id, error)
             return
-        async with self._reading:  # one at a time: the steps of many would follow each other without a pause
+        async with self._reading:  # not at once: the steps of many would follow each other without a pause
             round_.found[worker.id] = await _read(data, labels)
 
 
@@ -152,10 +151,10 @@ def _families_of(round_: _Round) -> Families:
     failed, left_out = "ichat_worker_scrape_failed", "ichat_workers_not_scraped"
     samples = [f'{failed}{{worker="{escaped(one)}"}} {int(found is None)}' for one, found in round_.found.items()]
     return {
-        failed: _gauge(failed, "1 for a ready worker whose metrics are missing here.", samples),
+        failed: _gauge(failed, "1 for a ready worker without metrics here.", samples),
         left_out: _gauge(
             left_out,
-            "Ready workers whose metrics are missing here, since there are more than limits.scraped_workers_max.",
+            "Ready workers without metrics here, since there are more than limits.scraped_workers_max.",
             [f"{left_out} {round_.left_out}"],
         ),
     }

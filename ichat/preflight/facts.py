@@ -148,7 +148,7 @@ async def collect_facts(
             gpus = await gpus_for(devices, reader)
     if scope.cancelled_caught:
         log.warning(
-            "checking worker %s took longer than %g s: what is not known yet is not checked",
+            "checking worker %s needed more than %g s: unknown facts are not checked",
             worker.model_name,
             within_s,
         )

@@ -102,7 +102,7 @@ def _problems_of_port(
         return []
     host, port = address
     if same := [name for name, other in others.items() if have_one_port(worker, other)]:
-        return [f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."]
+        return [f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free port."]
     return problems_of_port(host, port, facts.port, facts.port_holders)
 
 
@@ -111,8 +111,8 @@ def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[H
     by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
     by = by or "a process that this user cannot see"
     sentences = {
-        "taken": f"Port {port} of {host} is taken by {by}: end that, or choose another port (0 takes any free one).",
-        "forbidden": f"Port {port} is not for this user to take: choose one above 1023, or 0 for any free one.",
+        "taken": f"Port {port} of {host} is taken by {by}: end that, or choose another port (0: any free port).",
+        "forbidden": f"Port {port} is not for this user to take: choose a port above 1023, or 0 for any free port.",
         "elsewhere": (
             f"The host {host} is no address of this machine: use 127.0.0.1, 0.0.0.0 or an address that it has."
         ),
@@ -140,7 +140,7 @@ def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) 
         "missing": f"There is no interpreter {python}{meant}: {says}, or {make}.",
         "directory": f"{it} is a directory: {says}, {inside}.",
         "not_executable": f"{it} may not be executed by this user: correct its permissions, or {says}.",
-        "old": f"{it} is older than Python {needed}, which iChat needs: {says}, to a newer one.",
+        "old": f"{it} is older than Python {needed}, which iChat needs: {says}, to a newer Python.",
         "without_engine": f"{engine} is not installed for {python}: {says}, to an interpreter that has it, or {make}.",
         "broken": f"{it} does not run ({words or 'it writes nothing'}): repair it, or {says}.",
         "silent": f"{it} did not answer within {PROBE_S:g} s: see what holds it up, or {says}.",
@@ -226,7 +226,7 @@ def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str
         return
     key = "gpu_ids" if worker.gpu_ids is not None and facts.devices not in worker.env else facts.devices
     if len(set(ids)) < len(ids):
-        yield f"{key} has a GPU twice ({', '.join(map(str, ids))}): name each one once."
+        yield f"{key} has a GPU twice ({', '.join(map(str, ids))}): name each GPU once."
     if ids and needed > len(set(ids)) and not _is_spread(worker):
         yield (
             f"The model is spread over {needed} GPUs, and the worker has {len(set(ids))} ({', '.join(map(str, ids))}):"

@@ -59,7 +59,7 @@ def story_of(load: LoadStory) -> str:
         if phase.expected_s is not None:
             words += f" (last time {_span(phase.expected_s)})"
     if rest_s is not None:
-        left = f"about {math.ceil(rest_s)} s left" if rest_s > 0 else "it takes longer than usual"
+        left = f"about {math.ceil(rest_s)} s left" if rest_s > 0 else "it is slower than usual"
         words = f"{words}; {left}" if words else left
     return words
 

@@ -75,7 +75,7 @@ class Places:
 class ControlPlane:
     """Has requests answered by the control plane, or from memory."""
 
-    def __init__(self, context: GatewayContext, socket: str, open_routes: OpenRoutes) -> None:
+    def __init__(self, context: GatewayContext, socket: str, open_routes: OpenRoutes, config: Config) -> None:
         """`socket` is the control plane's own."""
         self._context = context
         self._open_routes = open_routes
@@ -88,6 +88,7 @@ class ControlPlane:
         self._slow = {path: Places(SLOW_MAX, OF_A_SLOW_ONE_MAX) for path in _SLOW}
         self._log_streams, self._event_streams = Places(0, PLACES_MAX), Places(0, PLACES_MAX)
         self._unread_of_operators, self._unread = UnreadAnswers(), UnreadAnswers()
+        self.set_bounds(config)
 
     def __repr__(self) -> str:
         return f"<ControlPlane operators {self._operators!r}, clients {self._clients!r}, workers {self.joins!r}>"

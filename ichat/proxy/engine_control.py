@@ -48,7 +48,7 @@ MEMBERS: Mapping[str, str] = {
 }
 """Members of a body, and fields of a form, with what each of them does."""
 CARRIER = "vllm_xargs"
-"""A member whose own members are such fields as well, beside those that extensions of vLLM accept."""
+"""A member that has such fields as its own members, beside the fields that extensions of vLLM accept."""
 HEADERS: Mapping[bytes, str] = {
     b"x-override-bootstrap-host": _TRANSFER,
     b"x-override-bootstrap-port": _TRANSFER,

@@ -21,7 +21,7 @@ from ichat.protocol.messages import HEARTBEAT_PATHS
 from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.control_plane import ControlPlane, OpenRoutes
+from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.late_usage import Spender
 from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
@@ -60,9 +60,7 @@ class Gateway:
         *,
         ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
-        control_socket: str,
-        open_routes: OpenRoutes,
-        config: Config,
+        control: ControlPlane,
     ) -> None:
         self.context = context
         self.cors = cors_of(context.settings.cors_origins, is_control)
@@ -76,7 +74,7 @@ class Gateway:
         self.in_flight = RequestsInFlight()
         heartbeats.used_late.add(context.late_usage.settle)
         context.late_usage.used.add(self._count_late)
-        self._control = ControlPlane(context, control_socket, open_routes)
+        self._control = control
         self._sinks: Sequence[RecordSink] = [
             metrics,
             *([ledger] if ledger.enabled else ()),
@@ -93,7 +91,6 @@ class Gateway:
             "wrong_method": self._refuse_method,
             "nowhere": self._refuse_route,
         }
-        self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
         """Use the origins, and the bounds on streams of logs and events, of another configuration."""

@@ -1,4 +1,4 @@
-"""Requests about a response that a worker keeps, and requests that continue such a response: what is allowed."""
+"""Requests about a response that a worker keeps, and requests that continue such a response: the permissions."""
 
 from collections.abc import Collection, Mapping
 

@@ -19,7 +19,7 @@ _JSON = b"application/json"
 _URL_ENCODED = b"application/x-www-form-urlencoded"
 """The type of bodies from which engines would read fields, where the gateway reads JSON."""
 _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id", "background"))
-"""Members of a body whose values are read."""
+"""The members of a body that are read."""
 _TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
 """Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
 

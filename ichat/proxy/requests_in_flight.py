@@ -27,9 +27,9 @@ class RequestView:
     """A request to a model that has begun and not ended."""
 
     id: str
-    """The client's own, if it sent one; several requests may have it."""
+    """The client's own, if it sent an id; several requests may have it."""
     own_id: str
-    """The gateway's, by which one request can be cancelled."""
+    """The gateway's, by which a single request can be cancelled."""
     key: str
     """The name of the client's key; empty if it has none."""
     client: str
@@ -63,7 +63,7 @@ class RequestsView:
 
     requests: Sequence[RequestView]
     total: Count
-    """How many there are; the youngest ones may be left out."""
+    """How many there are; the youngest may be left out."""
 
 
 class RequestsInFlight:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -162,9 +162,9 @@ class Relays:
         return f"<Relays {[*self.relays.values()]}>"
 
     @property
-    def pids(self) -> set[int]:
-        """The processes, which this object waits for."""
-        return {relay.process.pid for relay in self.relays.values()}
+    def pids(self) -> Mapping[int, str]:
+        """The processes, which this object waits for, with their names."""
+        return {relay.process.pid: f"relay {number}" for number, relay in self.relays.items()}
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""

@@ -47,7 +47,7 @@ from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
-from ichat.supervisor.orphans import become_subreaper, reap_forever
+from ichat.supervisor.orphans import KnownPids, become_subreaper, reap_forever
 from ichat.supervisor.state import StateDirectory, open_state
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def parser() -> CommandLineParser:
     """Return the parser of the gateway's flags."""
     usage = CommandLineParser(
         prog="ichat.pyz gateway",
-        description="Serve many models behind one OpenAI-compatible entry.",
+        description="Serve many models behind a single OpenAI-compatible entry.",
         allow_abbrev=False,
     )
     usage.add_argument(
@@ -145,7 +145,7 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(control.ledger.run)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
-    nursery.start_soon(reap_forever, lambda: {*supervisor.pids, *(data.relays.pids if data.relays else ())})
+    nursery.start_soon(reap_forever, supervisor if data.relays is None else KnownPids((supervisor, data.relays)))
     nursery.start_soon(data.metrics.watch_loop_forever)
     nursery.start_soon(components.checker.probe_forever)
     nursery.start_soon(control.monitor.watch_forever, LOOK_S)
@@ -281,8 +281,8 @@ def _announce_emptiness(reloader: Reloader) -> None:
     """Log what to do with a gateway that was started without a configuration."""
     if reloader.path is not None and not os.path.lexists(reloader.path):
         log.info(
-            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway takes the file"
-            " as soon as there is one",
+            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway loads the file"
+            " as soon as it is there",
             reloader.path,
         )
 

@@ -39,6 +39,7 @@ from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
@@ -46,7 +47,6 @@ from ichat.relays.inner import RecordedRefusals, peer_of
 from ichat.relays.owner import Relays
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
@@ -159,11 +159,11 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
     ledger = Ledger(config.usage, UsageStore(state.path), fleet.directory.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
-    heartbeats = HeartbeatReceiver(
-        fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
-    )
+    gateway_id = secrets.token_hex(8)
+    heartbeats = HeartbeatReceiver(fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=gateway_id)
+    heartbeats.moved.add(log_store.changed)
     supervisor = Supervisor(config, fleet, balancer, log_store, state)
-    monitor = MachineMonitor(lambda: supervisor.pids, gpus=supervisor.gpus)
+    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
     return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
 
 
@@ -177,21 +177,18 @@ def build_data_plane(
     auth, fleet, balancer, timeouts = control.auth, control.fleet, control.balancer, config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
-    metrics = Metrics(
-        fleet.table, fleet.directory, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts
-    )
+    metrics = Metrics(fleet.table, fleet.directory, balancer, control.monitor, control.supervisor.loader.counts)
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     context = GatewayContext(
         config, auth, control.quotas,
         directory=fleet.directory, table=fleet.table, balancer=balancer, gaps=metrics.gaps, pool=pool,
         shadows=Shadows(balancer, pool, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip
-    prefix_reports = PrefixReportReceiver(
-        control.heartbeats, fleet.table, balancer.prefixes, evicted=metrics.prefixes_evicted
-    )
+    prefix_reports = PrefixReportReceiver(control.heartbeats, fleet.table, balancer.prefixes)
+    prefix_reports.evicted.add(metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings, document), config=config,
+        control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
     relays = None
     if config.server_settings.relays:
@@ -199,7 +196,7 @@ def build_data_plane(
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
-        is_proxy=lambda peer: address_in(peer) in auth.proxies,
+        is_proxy=auth.is_proxy,
     )  # fmt: skip
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
 
@@ -213,12 +210,9 @@ def _build_operation(
 
     auth, fleet, balancer, ledger = control.auth, control.fleet, control.balancer, control.ledger
     context, metrics = data.context, data.metrics
-    checker = HealthChecker(fleet.probes, config.health, lambda: auth.proof)
-    scraper = Scraper(fleet.table, config.limits.scraped_workers_max, lambda: auth.proof)
-    history = History(
-        config.history, fleet.table, fleet.directory, balancer,
-        traffic=metrics.traffic, in_flight=lambda: metrics.in_flight,
-    )  # fmt: skip
+    checker = HealthChecker(fleet.probes, config.health, auth)
+    scraper = Scraper(fleet.table, config.limits.scraped_workers_max, auth)
+    history = History(config.history, fleet.table, fleet.directory, balancer, traffic=metrics)
     in_force = ConfigInForce(config)
     put_in_force = functools.partial(
         put_keys_in_force, auth=auth, quotas=control.quotas, metrics=metrics, in_force=in_force
@@ -240,19 +234,19 @@ def _build_operation(
     prepare = None if data.relays is None else data.relays.prepare
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
-        fleet.table, fleet.directory, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
+        fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
         list if data.relays is None else data.relays.views,
     )  # fmt: skip
-    events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
+    events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
     reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((ledger.families, lambda: reloader.state.families()))  # noqa: PLW0108 the state is replaced
+    metrics.others.extend((ledger.families, reloader.families))
     shown = [
         fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,
+        control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(

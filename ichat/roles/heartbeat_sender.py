@@ -14,6 +14,7 @@ import trio
 
 from ichat.config.own_secret import find_secret
 from ichat.http.tls import client_context
+from ichat.listeners import Listeners
 from ichat.protocol.json_text import object_in, to_json
 from ichat.protocol.messages import (
     HEARTBEAT_INTERVAL_MAX_S,
@@ -59,7 +60,7 @@ class _OwnSecret(httpx.Auth):
         self._found: tuple[str, str] | None = None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send a request with the secret, if there is one, and once more if the gateway's secret has changed."""
+        """Send a request with the secret, if there is any, and once more if the gateway's secret has changed."""
         if not self._found:
             self._found = find_secret(self._address)
         response = yield self._with_secret(request)
@@ -107,7 +108,9 @@ class HeartbeatSender:
         self._lost = lost
         self._accepted = accepted
         self._orphan_after_s = orphan_after_s
-        self._changed = trio.Event()
+        self._is_due = False
+        """Whether a heartbeat is sent now rather than at the next interval."""
+        self._woken: Listeners[[]] = Listeners()
         self._sending = trio.CancelScope()
         self._own_address = "127.0.0.1"
         self.accepted = 0
@@ -135,7 +138,8 @@ class HeartbeatSender:
 
     def changed(self) -> None:
         """Send a heartbeat now rather than at the next interval."""
-        self._changed.set()
+        self._is_due = True
+        self._woken()
 
     async def ask_to_join(self) -> str:
         """Return why the gateway does not let this worker join; "" if it does, says nothing of that, or is not there.
@@ -161,7 +165,7 @@ class HeartbeatSender:
         with self._sending:
             async with self.client() as gateway:
                 while True:
-                    self._changed = trio.Event()
+                    self._is_due = False
                     heartbeat = await self._current()
                     error = await self._send(gateway, heartbeat)
                     if error and reached:
@@ -173,7 +177,8 @@ class HeartbeatSender:
                     soon = not reached or self._silent
                     interval_s = max(heartbeat.heartbeat_interval, self._interval_s)
                     with trio.move_on_after(HEARTBEAT_RETRY_S if soon else interval_s):
-                        await self._changed.wait()
+                        while not self._is_due:
+                            await self._woken.wait()
 
     def _note_orphan(self, *, reached: bool) -> None:
         """Count only heartbeats that were sent: a machine that was suspended has not lost its gateway."""

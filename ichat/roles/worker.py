@@ -48,7 +48,7 @@ LOOPBACK = "127.0.0.1"
 TEMPORARY_CHARACTERS_MAX = 60
 """The longest path for temporary files that is used: the path of a socket below it may have 107 characters."""
 LAST_LINES_S = 2.0
-"""How long clients that follow the log may take to read its end."""
+"""The time in which clients that follow the log may read its end."""
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 """When, after the launcher's end, exchanges, the engine and the good-bye are cut short."""
 
@@ -150,7 +150,7 @@ async def run(
             host=options.advertise_host or options.host,
             now=worker.heartbeat,
             lost=thread.fail,
-            accepted=lambda heartbeat: worker.late_usages.forget(heartbeat.late_usage),
+            accepted=worker.late_usages.forget,
             orphan_after_s=options.orphan_after_s or math.inf,
         )
         await _join(sender, options.gateway_address, token)

@@ -94,7 +94,7 @@ class Options:
     gateway_ca: str | None = _flag(
         None, "authorities to trust for a gateway with https (those of the system)", metavar="FILE"
     )
-    orphan_after_s: float = _flag(0.0, "shut down when the gateway has accepted no heartbeat for so long (0: never)")
+    orphan_after_s: float = _flag(0.0, "shut down when the gateway has accepted no heartbeat for this time (0: never)")
     log_streaming: bool = _flag(
         True, "keep the last lines of the output, for /logs/stream (true)",
         "--ls", action="store", type=_truth, nargs="?", const=True, metavar="BOOL",
@@ -112,7 +112,7 @@ class Options:
         "engine", "the name of a model's thoughts in chats (engine: the engine's own)", choices=FIELDS
     )
     prefix_reports: str = _flag(
-        "auto", "tell the gateway which beginnings of prompts the engine's cache has lost (auto: where the engine can)",
+        "auto", "report the beginnings of prompts that the engine's cache has lost (auto: if the engine can)",
         choices=PREFIX_REPORTS,
     )  # fmt: skip
     media_domains: list[str] = _flag(
@@ -126,9 +126,9 @@ class Options:
     log_format: str = _flag(
         "text", "how the worker's own lines look: json, an object each, or text (%(default)s)", choices=("text", "json")
     )
-    drain_s: float = _flag(30.0, "how long exchanges may take to end at shutdown (30)")
-    stop_s: float = _flag(10.0, "how long the engine may take to end after that (10)")
-    explain_args: bool = _flag(False, "print what the engine would get, and why, then exit")
+    drain_s: float = _flag(30.0, "the time in which exchanges may end at shutdown (30)")
+    stop_s: float = _flag(10.0, "the time in which the engine may end after that (10)")
+    explain_args: bool = _flag(False, "print the engine's arguments, and why, then exit")
     list_flags: bool = _flag(False, "print the engine's flags as JSON, then exit")
 
 
@@ -136,7 +136,7 @@ def parser() -> CommandLineParser:
     """Return the parser of the worker's own flags."""
     usage = CommandLineParser(
         prog="ichat.pyz worker",
-        description="Load one model with one engine, in this process, and serve the OpenAI routes.",
+        description="Load a model with an engine, in this process, and serve the OpenAI routes.",
         epilog="Every other flag is the engine's own, for example --model. The engine lists its flags with --help=all.",
         allow_abbrev=False,
     )
@@ -196,7 +196,7 @@ def _split(usage: CommandLineParser, argv: Sequence[str]) -> tuple[list[str], li
 def _mistakes_in(options: Options) -> Iterator[str]:
     """Yield the mistakes that argparse accepts, each in a sentence."""
     if options.port is None and options.unix_socket is None:
-        yield "--port none needs --unix-socket: nobody could reach the worker"
+        yield "--port none needs --unix-socket: no gateway could reach the worker"
     if not 0 <= options.orphan_after_s < math.inf:
         yield f"--orphan-after-s must be 0 or more, not {options.orphan_after_s}"
     if options.responses_max < 0 or options.responses_bytes_max < 0:

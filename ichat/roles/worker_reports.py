@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import httpx
 import trio
 
 from ichat.engines.held_prefixes import CacheChanges, HeldPrefixes
+from ichat.protocol.messages import Heartbeat
 from ichat.protocol.usage import LATE_MAX, LateUsage, Usage
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
@@ -26,8 +27,9 @@ class LateUsages:
     Its methods may be called in any thread.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called after each new usage."""
+    def __init__(self, changed: Callable[[], None], waiting_max: int = WAITING_MAX) -> None:
+        """`changed` is called after each new usage. Beyond `waiting_max` the oldest is lost."""
+        self._waiting_max = waiting_max
         self._changed = changed
         self._waiting: dict[str, LateUsage] = {}
         self._lock = threading.Lock()
@@ -38,7 +40,7 @@ class LateUsages:
     def add(self, ticket: str, usage: Usage) -> None:
         """Note the tokens that the request with this ticket used."""
         with self._lock:
-            if len(self._waiting) >= WAITING_MAX:
+            if len(self._waiting) >= self._waiting_max:
                 del self._waiting[next(iter(self._waiting))]
                 log.warning("the gateway accepts no heartbeats: the tokens of a response in the background are lost")
             self._waiting[ticket] = LateUsage(ticket, *usage)
@@ -49,10 +51,10 @@ class LateUsages:
         with self._lock:
             return list(self._waiting.values())[:LATE_MAX]
 
-    def forget(self, accepted: Iterable[LateUsage]) -> bool:
-        """Forget the usages that the gateway has accepted; return whether there are more."""
+    def forget(self, accepted: Heartbeat) -> bool:
+        """Forget the usages in a heartbeat that the gateway has accepted; return whether there are more."""
         with self._lock:
-            for one in accepted:
+            for one in accepted.late_usage:
                 self._waiting.pop(one.ticket, None)
             return bool(self._waiting)
 

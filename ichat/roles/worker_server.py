@@ -90,16 +90,18 @@ class WorkerServer:
         self._sleep = WorkerSleep(engine, thread, self.changed)
         self.port = port
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.pids = {os.getpid(): self.id}
+        """The worker knows no process but its own."""
         self.draining = False
         self._created = int(time.time())
         self.start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
-        self.late_usages = LateUsages(lambda: thread.run_in_trio(self.changed))
+        self.late_usages = LateUsages(functools.partial(thread.run_in_trio, self.changed))
         engine.adapter.late_usage.add(self.late_usages.add)
         self.grouped: Listeners[[]] = Listeners()
         """Called when the worker turns out to be a member of a group."""
-        self._machine_monitor = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)
+        self._machine_monitor = MachineMonitor(self, self.id)
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.thread!r}>"
@@ -146,7 +148,7 @@ class WorkerServer:
         if not self._is_proven(head.headers):
             raise errors.invalid_api_key(
                 "This worker has a token: it answers its gateway, and clients that send the token (ICHAT_JOIN_TOKEN) as"
-                " `Authorization: Bearer`. Its gateway needs the same one (security.join_token_env)."
+                " `Authorization: Bearer`. Its gateway needs the same token (security.join_token_env)."
             )
 
     def _is_admitted(self, request: Request, client: Client) -> bool:

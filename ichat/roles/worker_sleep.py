@@ -21,7 +21,7 @@ from ichat.protocol.messages import WorkerState
 log = logging.getLogger(__name__)
 
 IDLE_S, IDLE_POLL_S = 1.0, 0.02
-"""How long requests may still take to end: clients have a response before the engine has ended the request."""
+"""The time in which requests may still end: clients have a response before the engine has ended the request."""
 _FALLING_ASLEEP, _ASLEEP, _WAKING_UP = "falling asleep", "asleep", "waking up"
 _STATES: dict[str, WorkerState] = {_FALLING_ASLEEP: "draining", _ASLEEP: "asleep", _WAKING_UP: "waking"}
 

@@ -30,7 +30,7 @@ class Alias:
 
     name: str
     targets: tuple[TargetConfig, ...]
-    """The models that share its requests: at least one, all with a weight."""
+    """The models that share its requests: never empty, all with a weight."""
     fallbacks: tuple[str, ...] = ()
     """The models that are asked where the chosen target cannot answer, in this order."""
     goes_on: frozenset[str] = frozenset()
@@ -183,7 +183,7 @@ class Aliases:
     def name_for(self, model: str, is_model: Callable[[str], bool]) -> str:
         """Return the name that counts for a request: the model's as it was sent, or the pattern that matches it.
 
-        A name without a `*`, and a model that there is (`is_model`), take precedence over all patterns.
+        A name without a `*`, and a model that there is (`is_model`), have precedence over all patterns.
         """
         if not self._has_patterns or model in self.by_name or is_model(model):
             return model

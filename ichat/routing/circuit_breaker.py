@@ -3,7 +3,7 @@
 Closed: requests go there. After `failures_max` failures in a row it opens, and none goes there for `open_s`, twice as
 long each time. Then it is half open: a request is let through, and its response closes or opens the circuit.
 A client's mistake (4xx), or a client that leaves, is no failure. An endpoint that answers with errors is avoided while
-there are others, but is used if it is the only one. Single requests may be the cause, and errors are better than none.
+there are others, but is used if it is alone. Single requests may be the cause, and errors are better than none.
 """
 
 import math
@@ -21,10 +21,10 @@ FAILED_STATUSES = frozenset((500, 502, 503, 504))
 
 @attrs.frozen
 class CircuitView:
-    """Whether a worker gets requests, judged by its last ones (`[circuit_breaker]`)."""
+    """Whether a worker gets requests, judged by its last requests (`[circuit_breaker]`)."""
 
     state: State
-    """`open`: the worker gets no requests, since the last ones failed. `half-open`: the worker gets one as a probe."""
+    """`open`: the worker gets no requests, since the last requests failed. `half-open`: it gets a single request."""
     failures: Count
     """The number of consecutive failed requests."""
     retry_in_s: float | None

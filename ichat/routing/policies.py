@@ -33,7 +33,7 @@ class Policy(Protocol):
         return _neighbours(found.endpoints, random.randrange(len(found.endpoints)))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
-        """Return one of the candidates; there is at least one."""
+        """Return a candidate; there is always a candidate."""
         ...
 
     def rehearsing(self, request: RoutingRequest) -> "Policy":

@@ -4,7 +4,7 @@ A client that goes on with a conversation sends the same bytes again and more af
 two requests that share the beginning of their prompts share the beginning of their chains.
 
 A digest is the digest before it times a constant, plus the Adler-32 of the bytes between the two. That is a sum and no
-proof: a client can construct two prompts with the same digest. The only effect: one goes where the other is cached.
+proof: a client can construct two prompts with the same digest. A request then goes where the other is cached.
 But its code is short and needs no table: in a gateway, which does other work in between, SHA-1 needs twice the time.
 
 `sums_of` reads the body, without a model. `chain_of` makes the chain of a model from that, so a request that goes on to

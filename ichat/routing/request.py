@@ -20,7 +20,7 @@ class RoutingRequest:
     excluded: Collection[Endpoint] = ()
     """Endpoints that have failed with it."""
     only: Endpoint | None = None
-    """The only endpoint that can answer it, if there is just one: it keeps the response that the request continues."""
+    """The only endpoint that can answer it: it keeps the response that the request continues."""
 
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""

@@ -30,7 +30,7 @@ def _points_of_session(session: bytes) -> tuple[int, ...]:
 
 
 def home_of(session: bytes, endpoints: Iterable[Endpoint]) -> Endpoint:
-    """Return the endpoint of a session, of at least one; all of them are looked at."""
+    """Return the endpoint of a session among these, which are not empty; all of them are looked at."""
     starts = sorted(_points_of_session(session))
 
     def distance(endpoint: Endpoint) -> int:

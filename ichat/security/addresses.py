@@ -99,10 +99,10 @@ def worker_address(host: str, found: Sequence[str], networks: Networks, sender: 
     known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
     if is_relayed:
         raise errors.forbidden(
-            f"A worker at {known} is not accepted: its heartbeat came through a proxy at {sender}. Name"
+            f"A worker at {known} is not accepted: its heartbeat arrived through a proxy at {sender}. Name"
             " that in security.trusted_proxies, or the worker's network in security.worker_networks."
         )
     raise errors.forbidden(
-        f"A worker at {known} is not accepted: its heartbeat came from {sender}, and its address is not in"
+        f"A worker at {known} is not accepted: its heartbeat arrived from {sender}, and its address is not in"
         " security.worker_networks. Give the worker --advertise-host, or the gateway that network."
     )

@@ -168,6 +168,10 @@ class Auth:
         """Go on with the keys, networks and rules of another object, made from another configuration."""
         self.__dict__.update(other.__dict__)
 
+    def is_proxy(self, peer: str) -> bool:
+        """Return whether a connection from `peer` is from a proxy that is trusted to name its clients."""
+        return address_in(peer) in self.proxies
+
     @property
     def has_admin_key(self) -> bool:
         """Whether operators need a key."""

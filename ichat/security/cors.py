@@ -41,7 +41,7 @@ class Cors:
     def headers_for(self, path: bytes, headers: Headers) -> Headers:
         """Return the CORS headers of every response to a request of this path and these headers; none where none apply.
 
-        Without an origin as well: a cache must not give a page what it has kept for a program.
+        Without an origin as well: a cache must not give a page the answer that it has kept for a program.
         """
         if not self._is_open(path):
             return []

@@ -70,8 +70,8 @@ def key_in(variable: str, where: str) -> str:
         raise Exit(
             EXIT_USAGE,
             f"{where}: the environment has no usable key in {variable}: it must be at least {CHARACTERS_MIN} printable"
-            " characters without blanks (`./ichat.pyz key` makes one). A gateway that runs has the environment of its"
-            " start: a variable that comes later needs a restart.",
+            " characters without blanks (`./ichat.pyz key` makes a key). A gateway that runs has the environment of its"
+            " start: a later variable needs a restart.",
         )
     return key
 

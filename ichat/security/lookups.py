@@ -15,6 +15,7 @@ import trio
 
 from ichat import errors
 from ichat.http.parties import party_of
+from ichat.listeners import Listeners
 from ichat.security.addresses import is_address, normalized
 
 HOST_CHECK_S = 60.0
@@ -25,7 +26,7 @@ RESOLVE_S = 5.0
 THREADS = 16
 THREADS_OF_SENDER = 2
 LOOKUPS_A_MINUTE = 30
-"""Of a single sender, at once or one after the other."""
+"""Of a single sender, at once or in turn."""
 NAMES_OF_SENDER_MAX = 64
 """At most this many names of a sender are known."""
 SENDERS_MAX = 1024
@@ -38,8 +39,10 @@ class _Name:
     addresses: Sequence[str] = ()
     until: float = float("-inf")
     """When it is looked up again."""
-    pending: trio.Event | None = None
-    """Set when the lookup under way has ended."""
+    is_pending: bool = False
+    """Whether a lookup is under way."""
+    looked_up: Listeners[[]] = attrs.field(factory=Listeners[[]])
+    """Called when a lookup has ended."""
 
 
 class _Sender:
@@ -113,9 +116,9 @@ class HostLookups:
         sender = self._sender(party_of(address))
         name = sender.name(host)
         with trio.move_on_after(RESOLVE_S):
-            while name.pending is not None:
-                await name.pending.wait()
-        if trio.current_time() < name.until or name.pending is not None:
+            while name.is_pending:
+                await name.looked_up.wait()
+        if trio.current_time() < name.until or name.is_pending:
             return name.addresses
         if not sender.may_look_up(trio.current_time()):
             if name.addresses:
@@ -124,12 +127,12 @@ class HostLookups:
                 f"Workers that join from {address} name too many hosts: give them --advertise-host with an address."
             )
             raise errors.rate_limited(sentence, f"{LOOKUPS_A_MINUTE} lookups a minute", 5)
-        name.pending = trio.Event()
+        name.is_pending = True
         try:
             found = await resolve(host, sender)
         finally:
-            name.pending.set()
-            name.pending = None
+            name.is_pending = False
+            name.looked_up()
         name.addresses = found or name.addresses
         name.until = trio.current_time() + (HOST_CHECK_S if name.addresses else FAILURE_S)
         return name.addresses

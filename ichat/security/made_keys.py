@@ -142,7 +142,7 @@ class MadeKeys:
         """Yield what keeps a configuration from being in force beside these keys at this time."""
         for index, name, what in self._taken_by(config):
             yield (
-                f"security.keys[{index}].{what}: is that of {name!r}, which was made over the API: take another one, or"
+                f"security.keys[{index}].{what}: is that of {name!r}, a key made over the API: choose another, or"
                 f" withdraw that key first (`./ichat.pyz keys withdraw {name}`)"
             )
         for problems in self._wrong_limits(config, now).values():
@@ -193,9 +193,9 @@ NO_KEYS = MadeKeys()
 def check_new_name(name: str, configured: Iterable[Key], made: MadeKeys) -> None:
     """Raise ApiError 409 where no key of this name can be made, as it exists."""
     if name in made.by_name:
-        raise ApiError(409, "key_exists", f"There is a key {name} already: withdraw it first, or take another name.")
+        raise ApiError(409, "key_exists", f"There is a key {name} already: withdraw it first, or choose another name.")
     if any(key.name == name for key in configured):
-        raise ApiError(409, "key_exists", f"The configuration has a key {name} already: take another name.")
+        raise ApiError(409, "key_exists", f"The configuration has a key {name} already: choose another name.")
 
 
 def changeable_key(name: str, configured: Iterable[Key], made: MadeKeys) -> MadeKey:

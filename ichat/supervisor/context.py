@@ -8,7 +8,6 @@ import attrs
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.fleet.load_times import LoadTimes
 from ichat.fleet.managed_records import ManagedRecords
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_calls import SLEEP_S, change_engine
@@ -35,8 +34,6 @@ class SupervisorContext:
     table: WorkerTable
     directory: ModelDirectory
     managed: ManagedRecords
-    load_times: LoadTimes
-    """The durations of the last loads."""
     host: Host
     """Where the workers run."""
     remember: Callable[[], None]

@@ -98,7 +98,7 @@ class EngineFlags:
         interpreter, backend = interpreter_of(config, worker), worker.backend
         bound = " (timeouts.engine_flags_s)" if within_s == config.timeouts.engine_flags_s else ""
         too_slow = (
-            f"The interpreter {python_of(config, worker)} did not tell the flags of {backend} within"
+            f"The interpreter {python_of(config, worker)} did not report the flags of {backend} within"
             f" {within_s:g} s{bound}."
         )
         state = ""

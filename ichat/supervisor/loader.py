@@ -17,6 +17,7 @@ from ichat.fleet.load_view import EvictionView, LoadView, ObstacleView
 from ichat.fleet.waiting import wait_lease
 from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
+from ichat.listeners import Listeners
 from ichat.observability.counts import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
@@ -44,7 +45,7 @@ class Loader:
     def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
         """`workers` are all managed workers; those that are not loaded on demand are left alone."""
         self.counts = LoadCounts()
-        self._times = context.load_times
+        self._times = context.managed.times
         self._context = context
         self._table = context.table
         self._directory = context.directory
@@ -53,8 +54,9 @@ class Loader:
         self._watched: dict[str, WatchedWorker] = {}
         self._commands: Counter[str] = Counter()
         """How many commands wait for each model to be loaded."""
-        self._changed = trio.Event()
-        """Set when it has to decide again."""
+        self._is_due = False
+        """Whether it decides again soon."""
+        self._woken: Listeners[[]] = Listeners()
         self._look_at = math.inf
         self._is_pressed = False
         """Whether requests wait for a model, by the newest decision."""
@@ -65,14 +67,15 @@ class Loader:
 
     def review(self) -> None:
         """Decide again soon: there may be other workers, or another configuration."""
-        self._changed.set()
+        self._is_due = True
+        self._woken()
 
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
         self._table.changed.add(self._on_worker_change)
-        self._balancer.wanted.add(lambda _: self.review())
+        self._balancer.wanted.add(self._on_wanted)
         while True:
-            self._changed = trio.Event()
+            self._is_due = False
             pause_s = GAP_S
             try:
                 self._look_at = self._decide(trio.current_time())
@@ -81,17 +84,21 @@ class Loader:
                 self._look_at, pause_s = math.inf, BUG_S
             await trio.sleep(pause_s)
             with trio.move_on_at(self._look_at):
-                await self._changed.wait()
+                while not self._is_due:
+                    await self._woken.wait()
 
     def _on_worker_change(self) -> None:
         if self._watched:
-            self._changed.set()
+            self.review()
+
+    def _on_wanted(self, _model: str) -> None:
+        self.review()
 
     def _on_idle(self, watched: WatchedWorker) -> None:
         """Decide again if it may change anything now that a worker has no request any more."""
         idle_s = watched.worker.spec.idle_s
         if self._is_pressed or watched.worker.phase != "ready" or (idle_s and watched.busy_at + idle_s < self._look_at):
-            self._changed.set()
+            self.review()
 
     def _decide(self, now: float) -> float:
         """Decide and begin to carry that out; return when to decide again if nothing changes until then."""

@@ -152,9 +152,10 @@ class ManagedWorker:
         """Drain it for this time at most, end it and forget it; return when nothing of it is left."""
         self.begin_removal(drain_s)
         await self._finished.wait()
-        self._context.managed.stopped(self.record)
-        self._context.table.remove(self.record)
-        self._context.log_store.forget(self.id)
+        if self._context.table.get(self.id) is self.record:  # another removal of it may have been first
+            self._context.table.break_group_of(self.record, "was stopped")
+            self._context.table.remove(self.record)
+            self._context.log_store.forget(self.id)
 
     # Its life.
 

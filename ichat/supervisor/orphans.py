@@ -9,11 +9,13 @@ import os
 import pathlib
 import select
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Mapping, Sequence
 
+import attrs
 import psutil
 import trio
 
+from ichat.hardware.machines import KnowsPids
 from ichat.supervisor.processes import is_alive
 
 WORKER_TAG_VAR = "ICHAT_WORKER"
@@ -29,8 +31,20 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-async def reap_forever(known: Callable[[], Collection[int]]) -> None:
-    """Reap the children that have ended, except the `known` pids, which other code waits for.
+@attrs.frozen
+class KnownPids:
+    """The pids of several objects."""
+
+    _of: Sequence[KnowsPids]
+
+    @property
+    def pids(self) -> Mapping[int, str]:
+        """All of them, with their names."""
+        return {pid: name for one in self._of for pid, name in one.pids.items()}
+
+
+async def reap_forever(workers: KnowsPids) -> None:
+    """Reap the children that have ended, except the workers' first processes, which other code waits for.
 
     Children are checked at intervals, since a handler of SIGCHLD belongs to the code that started them.
     """
@@ -39,7 +53,7 @@ async def reap_forever(known: Callable[[], Collection[int]]) -> None:
         await trio.sleep(REAP_S)
         zombies = set[int]()
         if _has_zombie():
-            zombies = {pid for pid in await trio.to_thread.run_sync(_zombies) if pid not in known()}
+            zombies = {pid for pid in await trio.to_thread.run_sync(_zombies) if pid not in workers.pids}
         for pid in seen & zombies:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222

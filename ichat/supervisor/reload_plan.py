@@ -4,6 +4,7 @@ A worker with unchanged keys keeps running, wherever it stands in the file.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from attrs import frozen
 
 from ichat.config.schema import EngineSettings, ExternalRoute, ManagedWorkerConfig
 from ichat.config.strict import reload_of
+from ichat.preflight.claims import EVERY_GPU, Claims, claims_of, do_share_port, overfull_gpus
+from ichat.preflight.facts import VISIBLE
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later", "add", "remove"]
@@ -41,6 +44,8 @@ class Running:
     """Whether it is loaded on demand, and has no process now."""
     is_down: bool = False
     """Whether its process has ended by itself, and the next process has not begun."""
+    replaced_by: str = ""
+    """The id of the new worker that will replace it once that is ready; empty if none will."""
 
 
 @frozen
@@ -65,7 +70,7 @@ class Change:
 
 @frozen
 class ReloadStep:
-    """One line of the plan, for operators."""
+    """A line of the plan, for operators."""
 
     action: Action
     """Workers start, stop and restart; other things are added and removed. `update` changes what runs without a
@@ -73,7 +78,7 @@ class ReloadStep:
     what: str
     """A worker, an external route, or a path in the configuration."""
     why: str
-    """What is different; secrets are masked. Of a restart also whether the model is served all the while."""
+    """The difference; secrets are masked. Of a restart also whether the model is served all the while."""
 
 
 def changes_of_workers(
@@ -86,9 +91,10 @@ def changes_of_workers(
 ) -> list[Change]:
     """Decide each worker's change: first of the existing workers, in their order, then of the new, in theirs.
 
-    A worker that has failed is started again if something of it has changed, or with `restart_failed`.
+    A worker that has failed is started again if something of it has changed, or with `restart_failed`. A worker that
+    will be replaced by a wanted worker has no change, if it is not wanted itself: it still goes then.
     """
-    taken = _matched([one for one in running if not one.is_launched], wanted)
+    taken = _matched(running, wanted)
     changes: list[Change] = []
     for one in running:
         if one.is_launched:
@@ -97,12 +103,12 @@ def changes_of_workers(
             spec = wanted[taken[one.worker_id]]
             engines = old_engines.get(spec.backend), new_engines.get(spec.backend)
             changes.append(_change(one, spec, *engines, restart_failed=restart_failed))
-        else:
+        elif one.replaced_by not in taken:
             changes.append(Change("stop", one.worker_id, None, "the configuration has it no more"))
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
     changes += [Change("start", "", spec, "it is in the configuration and does not run") for spec in new]
-    return _with_new_first(changes, {one.worker_id: one for one in running})
+    return _with_new_first(changes, {one.worker_id: one for one in running}, old_engines, new_engines)
 
 
 def step_of(change: Change) -> ReloadStep:
@@ -126,7 +132,7 @@ def summary(steps: Sequence[ReloadStep]) -> str:
 
 
 def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) -> dict[str, int]:
-    """Return the index in `wanted` for each worker, so that as few as possible are disturbed.
+    """Return the index in `wanted` for each worker that was not launched, so that few are disturbed.
 
     First the same, then those that need no restart, then those of the same model. Workers that have failed are last
     each time: of two that are alike, the working worker stays.
@@ -143,7 +149,7 @@ def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) 
         for index, spec in enumerate(wanted):
             if index not in used:
                 open_ones.setdefault(key(spec), []).append(index)
-        for one in sorted(running, key=lambda one: one.has_failed):
+        for one in sorted((one for one in running if not one.is_launched), key=lambda one: one.has_failed):
             indexes = open_ones.get(key(one.spec))
             if one.worker_id not in taken and indexes:
                 taken[one.worker_id] = indexes.pop(0)
@@ -177,16 +183,22 @@ def _change(
     return Change(action, one.worker_id, spec, "; ".join(reasons))
 
 
-def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -> list[Change]:
+def _with_new_first(
+    changes: Sequence[Change], running: Mapping[str, Running], old_engines: Engines, new_engines: Engines
+) -> list[Change]:
     """Mark the restarts that need nothing that they themselves, or others that are restarted, still have."""
-    ending = [running[change.worker_id] for change in changes if change.action == "restart"]
-    held = [one for one in ending if not one.has_failed]
+    held = {
+        change.worker_id: (change.action, _claims_of(running[change.worker_id].spec, old_engines))
+        for change in changes
+        if change.worker_id and not running[change.worker_id].has_failed and not running[change.worker_id].is_cold
+    }
+    ending = {worker_id: claims for worker_id, (action, claims) in held.items() if action == "restart"}
+    staying = [claims for action, claims in held.values() if action in ("keep", "update")]
     marked: list[Change] = []
     for change in changes:
-        spec, one = change.spec, running.get(change.worker_id)
-        if change.action == "restart" and spec is not None and one is not None and not one.has_failed:
-            needs = next((words for other in held if (words := _what_both_need(spec, other, one))), "")
-            gap = "" if one.is_down else _gap(spec, needs)
+        if change.spec is not None and change.worker_id in ending:
+            needs = _need_of(_claims_of(change.spec, new_engines), ending, staying, change.worker_id)
+            gap = "" if running[change.worker_id].is_down else _gap(change.spec, needs)
             marked.append(attrs.evolve(change, new_first=not needs, gap=gap))
         else:
             marked.append(change)
@@ -196,21 +208,35 @@ def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -
 def _gap(spec: ManagedWorkerConfig, needs: str) -> str:
     if spec.load == "on_demand":
         return "with a gap: it is loaded again once its model is wanted"
-    return f"with a gap: {needs}" if needs else "without a gap: the new one comes up beside it"
+    return f"with a gap: {needs}" if needs else "without a gap: the new process starts beside it"
 
 
-def _what_both_need(spec: ManagedWorkerConfig, other: Running, itself: Running) -> str:
+def _claims_of(spec: ManagedWorkerConfig, engines: Engines) -> Claims:
+    """Return the claims of a worker, by the variable of its engine for GPUs.
+
+    A share of unknown size, as of SGLang, counts as the whole GPU: two processes of the worker may not fit there.
+    """
+    devices = engines.get(spec.backend, EngineSettings()).devices
+    by_variable = {VISIBLE: spec.env[devices]} if devices in spec.env else {}
+    claims = claims_of(attrs.evolve(spec, env=by_variable), has_gpus=True)
+    return attrs.evolve(claims, gpus={number: share or math.inf for number, share in claims.gpus.items()})
+
+
+def _need_of(new: Claims, ending: Mapping[str, Claims], staying: Sequence[Claims], worker_id: str) -> str:
     """Return the resource that a new process needs and the process of a restarted worker still has; empty if none."""
-    old = other.spec
-    if spec.port and spec.port == old.port:
-        what = f"port {spec.port}"
-    elif spec.gpu_ids is None or old.gpu_ids is None:
-        return "without gpu_ids each may use every GPU"
-    elif shared := sorted(set(spec.gpu_ids) & set(old.gpu_ids)):
-        what = f"GPU {', '.join(map(str, shared))}"
-    else:
-        return ""
-    return f"both need {what}" if other is itself else f"worker {other.worker_id} still has {what}"
+    overfull = overfull_gpus(new, [*ending.values(), *staying])
+    for other_id, old in ending.items():
+        shared = sorted(overfull if EVERY_GPU in old.gpus else overfull & old.gpus.keys())
+        if new.address is not None and do_share_port(new, old):
+            what = f"port {new.address[1]}"
+        elif shared and EVERY_GPU in {*new.gpus, *old.gpus}:
+            return "without gpu_ids each may use every GPU"
+        elif shared:
+            what = f"GPU {', '.join(map(str, shared))}"
+        else:
+            continue
+        return f"both need {what}" if other_id == worker_id else f"worker {other_id} still has {what}"
+    return ""
 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:

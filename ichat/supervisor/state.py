@@ -184,19 +184,19 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
             pid = pathlib.Path(path, LOCK_FILE).read_text(errors="replace").partition("\n")[0]
             raise Exit(
                 EXIT_UNAVAILABLE,
-                f"Another gateway (process {pid}) uses {path}: set server_settings.state_directory to another one.",
+                f"Another gateway (process {pid}) uses {path}: set server_settings.state_directory to another path.",
             ) from error
         except OSError as error:
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"The directory {path} cannot be used: {error.strerror or error}; set"
-                " server_settings.state_directory to one that can.",
+                " server_settings.state_directory to a directory that can.",
             ) from error
         if len(os.path.join(path, "sockets", _SOCKET_NAME).encode()) > UNIX_PATH_BYTES_MAX:
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
-                " one.",
+                " path.",
             )
         yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, secret)
 

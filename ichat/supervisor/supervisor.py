@@ -20,6 +20,7 @@ from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
+from ichat.listeners import Listeners
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
@@ -63,11 +64,12 @@ class Supervisor:
         self._state = state
         self._registry = fleet.registry
         self._table = fleet.table
-        self._load_times = fleet.loads.times
-        self._changed = trio.Event()
-        """Set when there is something to save."""
-        self._urgent = trio.Event()
-        """Set when that must be saved at once."""
+        self._load_times = fleet.managed.times
+        self._changed: Listeners[[]] = Listeners()
+        """Called when there may be something to save."""
+        self._urgent: Listeners[[]] = Listeners()
+        """Called when that must be saved at once."""
+        self._is_urgent = False
         self._written_version = -1
         self._is_failing = False
         self._is_stopping = False
@@ -75,13 +77,13 @@ class Supervisor:
         self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
-        self._replaced: dict[str, str] = {}
-        """The id of the worker that serves a model until another worker can, by the id of that worker."""
+        self._replaced: dict[str, ManagedWorker] = {}
+        """The new worker that will replace a worker once it is ready, by the id of the worker that still serves."""
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, self._load_times, host, self._remember_soon
+            config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
         )
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -124,7 +126,7 @@ class Supervisor:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._context.config, self.changes(self._context.config))
-            self._table.changed.add(self._on_worker_change)
+            self._table.changed.add(self._changed)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
@@ -245,16 +247,14 @@ class Supervisor:
 
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
-        workers = [one for one in self._workers.values() if not one.is_leaving]
+        new_ids = {old_id: new.id for old_id, new in self._replaced.items()}
+        workers = [(one, one.record) for one in self._workers.values() if not one.is_leaving]
         running = [
-            Running(one.id, one.spec, one.is_launched, one.record.has_failed, one.record.is_cold, one.record.is_down)
-            for one in workers
+            Running(one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""))
+            for one, it in workers
         ]
         engines = self._context.config.engines, config.engines
-        changes = changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
-        kept = {change.worker_id for change in changes if change.action != "stop"}
-        replaced = {old for new, old in self._replaced.items() if new in kept}
-        return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
+        return changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
@@ -264,6 +264,7 @@ class Supervisor:
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
+            self._replaced.pop(change.worker_id, None)
             if change.action == "start" and change.spec is not None:
                 self._start(self._new_id(change.spec), change.spec, is_launched=False)
             elif worker is None or change.action == "keep":
@@ -273,33 +274,37 @@ class Supervisor:
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
-                if change.new_first and change.spec.load == "start" and worker.is_wanted and not worker.record.is_down:
-                    new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
-                    self._replaced[new.id] = worker.id
-                    self._nursery.start_soon(self._replace, new, worker)
-                else:
-                    worker.restart(change.spec)
+                self._restart(worker, change.spec, new_first=change.new_first)
 
-    async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
-        """End the old worker once the new worker is ready, or will be loaded on demand; until then it still serves."""
+    def _restart(self, worker: ManagedWorker, spec: ManagedWorkerConfig, *, new_first: bool) -> None:
+        """Have another process with this table, in a new worker if the old worker may serve until that is ready."""
+        serves = worker.is_wanted and not worker.record.is_down and worker not in self._replaced.values()
+        if new_first and spec.load == "start" and serves:
+            new = self._replaced[worker.id] = self._start(self._new_id(spec), spec, is_launched=False)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._replace, worker, new)
+        else:
+            worker.restart(spec)
+
+    async def _replace(self, old: ManagedWorker, new: ManagedWorker) -> None:
+        """End the old worker once the new worker is ready, or will be loaded on demand, unless a reload keeps it."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while new.is_wanted and not (new.is_leaving or old.is_leaving or self._table.state(new.record) == "ready"):
-            await self._table.changed.wait()
-        if not (new.is_leaving or old.is_leaving):
-            await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
-        del self._replaced[new.id]
+        while self._replaced.get(old.id) is new and not (new.is_leaving or old.is_leaving):
+            if new.is_wanted and self._table.state(new.record) != "ready":
+                await self._table.changed.wait()
+            else:
+                self._remove_soon(old, self._context.config.timeouts.drain_s)
+        if self._replaced.get(old.id) is new:
+            del self._replaced[old.id]
 
     def _token(self) -> str:
         """Return a digest that distinguishes the workers' token from others without revealing it."""
         return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def _remember_soon(self) -> None:
-        self._changed.set()
-        self._urgent.set()
-
-    def _on_worker_change(self) -> None:
-        if self._table.version != self._written_version:
-            self._changed.set()
+        self._is_urgent = True
+        self._changed()
+        self._urgent()
 
     async def _remember_forever(self) -> None:
         """Save changes: at once for managed workers, at most every `remember_s` for others.
@@ -307,23 +312,23 @@ class Supervisor:
         Thousands are saved less often, since saving them needs time.
         """
         while True:
-            await self._changed.wait()
+            while not self._is_urgent and self._table.version == self._written_version:
+                await self._changed.wait()
             began_at = time.perf_counter()
             await self._remember()
             took_s = time.perf_counter() - began_at
             with trio.move_on_after(max(self._remember_s, took_s / REMEMBER_SHARE)):
                 if self._is_failing:
                     await trio.sleep_forever()
-                await self._urgent.wait()
+                while not self._is_urgent:
+                    await self._urgent.wait()
 
     async def _remember(self) -> None:
         """Save the state for the next gateway."""
-        self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._table.version
+        self._is_urgent, self._written_version = False, self._table.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started, (load_seconds, load_phases) = (
-            [one.saved() for one in self._workers.values()],
-            self._load_times.saved(),
-        )
+        started = [one.saved() for one in self._workers.values()]
+        load_seconds, load_phases = self._load_times.saved()
 
         def save() -> None:
             heard = [

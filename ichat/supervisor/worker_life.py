@@ -107,7 +107,7 @@ class WorkerLife:
         elif kind == "cold" and earlier != "cold":
             managed.cool(record, end)
         elif kind == "stopped" and not earlier:
-            managed.stopped(record)
+            table.break_group_of(record, "was stopped")
         elif earlier and not kind:
             managed.restart(record)
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)

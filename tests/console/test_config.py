@@ -93,7 +93,7 @@ def test_a_refused_file_is_the_first_thing_that_is_wrong(make_site, page):
     expect(line).to_contain_text(f"{mistakes[0]} (and 1 more mistake)")
     line.get_by_role("link").click()
     expect(page.get_by_role("alert").get_by_role("listitem")).to_have_text(mistakes)
-    expect(page.get_by_role("alert")).to_contain_text("The gateway takes it by itself once it is right.")
+    expect(page.get_by_role("alert")).to_contain_text("The gateway reloads it automatically once it is right.")
     expect(page.locator("main")).not_to_contain_text("in a moment")
     page.evaluate("file => window.tell('config', file)", {**file, "state": "changed", "errors": []})
     expect(page.get_by_role("alert")).to_have_count(0)

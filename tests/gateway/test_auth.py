@@ -406,7 +406,7 @@ def test_a_proxy_without_trust_is_no_place_for_workers():
     auth = Auth(Security(worker_networks=["10.0.0.0/24"]))
     head = RequestHead(b"POST", b"/register", b"1.1", [(b"host", b"gw"), (b"x-forwarded-for", b"10.0.0.7")], 2)
     caller = auth.decode_caller(encode_caller(auth.caller(head, "127.0.0.1:5")).decode())
-    with pytest.raises(ApiError, match=r"came through a proxy at 127.0.0.1. Name that in security.trusted_proxies"):
+    with pytest.raises(ApiError, match=r"arrived through a proxy at 127.0.0.1. Name that in security.trusted_proxies"):
         auth.check_worker("127.0.0.1", ["127.0.0.1"], caller)
     assert auth.check_worker("10.0.0.7", ["10.0.0.7"], caller) == "10.0.0.7"
 
@@ -643,7 +643,7 @@ def test_a_worker_answers_its_token_or_else_its_own_machine():
     engine = types.SimpleNamespace(adapter=types.SimpleNamespace(late_usage=Listeners()))
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
-        worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None), 1, token=token)
+        worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None, run_in_trio=print), 1, token=token)
         try:
             worker.authenticate(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:

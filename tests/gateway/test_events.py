@@ -1,6 +1,7 @@
 """The event stream and the history: what followers get, in which order, and what it takes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -134,14 +135,15 @@ async def test_samples_are_sent_and_kept(serve, gateway_to, connect):
 
 async def test_a_disk_that_fails_later_is_an_event(overview, nursery, autojump_clock):
     """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
-    storage = "ok"
-    streams = EventStreams(overview, usage_storage=lambda: storage)
+    ledger = SimpleNamespace(storage="ok")
+    streams = streams_of(overview, ledger)
     nursery.start_soon(streams.run_forever)
     nursery.start_soon(overview.history.sample_forever)
     follower = streams.follow(wants_requests=False)
     [(name, state)] = await read(follower)
     assert (name, state["usage_storage"]) == ("state", "ok")
     for storage in ("the disk is full", "ok"):
+        ledger.storage = storage
         [(name, sample)] = await read(follower)
         assert (name, sample["usage_storage"]) == ("sample", storage)
 
@@ -188,11 +190,15 @@ def fleet():
 @pytest.fixture
 async def overview(fleet):
     balancer = Balancer(fleet.directory.availability, trio.current_time, Routing())
-    history = History(
-        HistorySettings(), fleet.table, fleet.directory, balancer, traffic=lambda: (), in_flight=lambda: 0
-    )
-    more = (lambda: Aliases({}), lambda: None, history, RequestsInFlight(), "g", 0.0)
-    return Overview(fleet.table, fleet.directory, balancer, *more)
+    traffic = SimpleNamespace(in_flight=0, traffic=tuple)
+    history = History(HistorySettings(), fleet.table, fleet.directory, balancer, traffic=traffic)
+    context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), SimpleNamespace(report=None)
+    return Overview(fleet.table, fleet.directory, context, monitor, history, RequestsInFlight(), "g", 0.0)
+
+
+def streams_of(overview, ledger=None, **more):
+    ledger = ledger or SimpleNamespace(storage="ok")
+    return EventStreams(overview, ledger, SimpleNamespace(state=None), **more)
 
 
 def beat(fleet, worker_id, **more):
@@ -203,7 +209,7 @@ def beat(fleet, worker_id, **more):
 
 async def test_a_load_is_sent_each_second_and_a_phase_at_once(fleet, overview, nursery, autojump_clock):
     """Who follows sees the seconds of a load go on, and its phases as they begin."""
-    streams = EventStreams(overview)
+    streams = streams_of(overview)
     nursery.start_soon(streams.run_forever)
     beat(fleet, "w", state="loading", load=[LoadPhase("importing vLLM", 4.0)], heartbeat_interval=3600.0)
     follower, began_at = streams.follow(wants_requests=False), trio.current_time()
@@ -227,7 +233,7 @@ async def test_a_load_is_sent_each_second_and_a_phase_at_once(fleet, overview, n
 
 async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, fleet, nursery, autojump_clock):
     """A heartbeat that differs from the one before in nothing but the worker's machine is a change."""
-    streams = EventStreams(overview)
+    streams = streams_of(overview)
     nursery.start_soon(streams.run_forever)
     beat(fleet, "w", heartbeat_interval=3600.0)
     follower = streams.follow(wants_requests=False)
@@ -250,7 +256,7 @@ async def read(follower, count=1):
 
 async def test_nothing_runs_without_followers(overview, fleet, nursery, autojump_clock):
     """The first one to come wakes the task, and the last one to go lets it sleep again."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     await trio.sleep(100)
     assert not fleet.table.changed._listeners
@@ -271,7 +277,7 @@ async def test_one_worker_of_many_is_one_workers_json(overview, fleet, nursery, 
     """However many workers there are, a change of one of them tells of it alone."""
     for number in range(1000):
         beat(fleet, f"w{number}")
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     [(_, state)] = await read(follower)
@@ -303,12 +309,9 @@ async def test_figures_take_turns():
     assert changes.find(things, with_figures=False) == (["t1"], ["t2"])
 
 
-async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
-    overview, fleet, nursery, autojump_clock, monkeypatch
-):
+async def test_a_follower_that_fell_behind_gets_the_whole_state_again(overview, fleet, nursery, autojump_clock):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""
-    monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
-    events = EventStreams(overview)
+    events = streams_of(overview, behind_bytes_max=10_000)
     nursery.start_soon(events.run_forever)
     lazy, quick = events.follow(wants_requests=False), events.follow(wants_requests=False)
     await read(lazy)
@@ -327,7 +330,7 @@ async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
 
 async def test_streams_end_with_the_gateway(overview, nursery, autojump_clock):
     """What is there is still told."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     await read(follower)
@@ -338,7 +341,7 @@ async def test_streams_end_with_the_gateway(overview, nursery, autojump_clock):
 
 async def test_a_silent_stream_has_comments(overview, nursery, autojump_clock):
     """So that no proxy between closes the connection."""
-    events = EventStreams(overview)
+    events = streams_of(overview)
     nursery.start_soon(events.run_forever)
     follower = events.follow(wants_requests=False)
     await read(follower)

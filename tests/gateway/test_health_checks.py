@@ -4,6 +4,7 @@ import http.server
 import json
 import ssl
 import threading
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -48,7 +49,7 @@ class World:
         self.status = 200
         self.asked = []
         self.fleet = Fleet(external_endpoints(config or Config()), trio.current_time, 10)
-        self.prober = HealthChecker(self.fleet.probes, SETTINGS, lambda: b"proof", self.ask)
+        self.prober = HealthChecker(self.fleet.probes, SETTINGS, SimpleNamespace(proof=b"proof"), self.ask)
 
     def configure(self, **health):
         self.prober.reconfigure(Config(health=Health(**health)))

@@ -146,7 +146,7 @@ async def worker(serve, nursery):
         now = attrs.evolve(now, **changes)
         count = len(gateways.forms)
         sender.changed()
-        await until(lambda: len(gateways.forms) > count and not sender._changed.is_set())
+        await until(lambda: len(gateways.forms) > count and not sender._is_due)
         await trio.testing.wait_all_tasks_blocked(0.02)
         return gateways.forms[count:]
 

@@ -246,7 +246,7 @@ async def test_without_an_admin_key_the_own_user_makes_keys(gateway_to, connect,
         ({"name": "a", "expires_in_s": -1}, "expires_in_s must be a number of seconds from now"),
         ({"name": "a", "expires_at": 5}, "expires_at must be a number of seconds since 1970"),
         ({"name": "a", "expires_at": "soon"}, "expires_at must be a number of seconds since 1970"),
-        ({"name": "a", "expires_in_s": 1, "expires_at": 2**31}, "give one"),
+        ({"name": "a", "expires_in_s": 1, "expires_at": 2**31}, "leave one of them out"),
         ([], "A key is a JSON object"),
     ],
 )
@@ -312,7 +312,7 @@ async def test_a_reload_keeps_them_and_takes_no_name_of_theirs(serve, connect, n
     made = await site.make("team-a", requests_per_minute=1)
     assert (await site.ask("POST", CHAT, BODY, key=made["key"]))[0] == 200
     for name, hash_, words in (
-        ("team-a", hash_of(DATA), "was made over the API"),
+        ("team-a", hash_of(DATA), "a key made over the API"),
         ("b", hash_of(made["key"]), "team-a"),
     ):
         path.write_text(f'{text}[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_}"\n{route}')
@@ -398,7 +398,7 @@ async def test_keys_from_the_command_line(site, command, connect):
     changed = (await site.listed())["team-a"]
     assert (changed["expires_at"], changed["limits"]["tokens_per_day"], changed["models"]) == (None, 5, ["m"])
     _, [other], said = await command("keys", "rotate", "team-a", "--overlap", "2h")
-    assert "The old one is accepted for another" in said
+    assert "The old secret is accepted for another" in said
     assert [(await site.ask("POST", CHAT, BODY, key=one))[0] for one in (secret, other)] == [200, 200]
     _, lines, said = await command("keys", "withdraw", "team-a")
     assert (lines, "No key is left" in said) == (["team-a withdrawn"], True)

@@ -14,7 +14,6 @@ from ichat.fleet.fleet import Fleet
 from ichat.protocol.messages import Heartbeat, Machine, parse_short_heartbeat, registration_of, shortened
 from ichat.protocol.usage import LATE_MAX, LateUsage, usage_wanted
 from ichat.proxy.late_usage import OF_A_LIMITED_KEY_MAX, WAITING_MAX, LateUsageBook
-from ichat.roles import worker_reports
 from ichat.roles.worker_reports import LateUsages
 from ichat.security.keys import hash_of
 
@@ -141,19 +140,18 @@ def test_a_short_heartbeat_has_it():
     assert registration_of(sent) == registration_of(Heartbeat("w", "m", "h", 1))
 
 
-def test_the_worker_keeps_it_until_the_gateway_has_it(monkeypatch):
+def test_the_worker_keeps_it_until_the_gateway_has_it():
     """As many at a time as a heartbeat takes, and the newest ones where no gateway answers."""
-    monkeypatch.setattr(worker_reports, "WAITING_MAX", LATE_MAX + 2)
     changes = []
-    kept = LateUsages(lambda: changes.append(1))
+    kept = LateUsages(lambda: changes.append(1), waiting_max=LATE_MAX + 2)
     for number in range(LATE_MAX + 3):
         kept.add(f"{number:032x}", (1, 2, 0))
     assert len(changes) == LATE_MAX + 3
     some = kept.some()
     assert [one.ticket for one in some] == [f"{number:032x}" for number in range(1, LATE_MAX + 1)]
-    assert kept.forget(some)
+    assert kept.forget(Heartbeat("w", "m", "h", 1, late_usage=some))
     assert kept.some() == [LateUsage(f"{number:032x}", 1, 2, 0) for number in (LATE_MAX + 1, LATE_MAX + 2)]
-    assert not kept.forget(kept.some())
+    assert not kept.forget(Heartbeat("w", "m", "h", 1, late_usage=kept.some()))
     assert usage_wanted("ab")[1] == b"ab"
 
 

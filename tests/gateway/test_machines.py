@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -93,7 +94,7 @@ async def test_a_driver_that_hangs_holds_no_lookout_up(mock_clock):
             with trio.move_on_after(gpus.FIND_S):
                 await trio.sleep_forever()
 
-    lookout = MachineMonitor(dict, "w", gpus=Hanging())
+    lookout = MachineMonitor(SimpleNamespace(pids={}), "w", gpus=Hanging())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lookout.watch_forever, 10.0, lambda: seen.append(trio.current_time()))
         while len(calls) < 3:
@@ -286,8 +287,7 @@ async def test_gpus_are_in_the_metrics(gateway_to, connect, nvml):
 
 async def test_without_gpus_there_is_nothing_of_them():
     """Not even the name of a metric, with machines known or without."""
-    fleet, metrics = known("m")
-    metrics._own_machine = lambda: MachineReport("", Machine("a", "b"))
+    fleet, metrics = known("m", machine=MachineReport("", Machine("a", "b")))
     fleet.registry.record_heartbeat(Heartbeat(**NEEDED, machine=Machine("c", "d", gpus=[])))
     text = own(metrics).text
     assert "ichat_gpu" not in text

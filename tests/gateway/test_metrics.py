@@ -2,7 +2,7 @@
 
 import json
 import math
-import types
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -452,7 +452,9 @@ async def test_a_worker_without_metrics_is_left_out(serve, mock_clock, nursery):
         _, port = await serve(reply)
         fleet.registry.record_heartbeat(Heartbeat(worker_id, "m", "127.0.0.1", port))
     fleet.registry.record_heartbeat(Heartbeat("absent", "m", "127.0.0.1", 1))
-    scraper = scrape.Scraper(fleet.table, 10, limits=scrape.ScrapeLimits(ask_s=1.0, bytes_max=10_000))
+    scraper = scrape.Scraper(
+        fleet.table, 10, SimpleNamespace(proof=b""), limits=scrape.ScrapeLimits(ask_s=1.0, bytes_max=10_000)
+    )
     found = []
 
     async def look():
@@ -549,7 +551,7 @@ def test_families_are_written_as_prometheus_client_writes_them():
     for number in range(2 * exposition.LINES_AT_ONCE):
         gauge.add_metric((str(number),), number)
     metrics = [counter, histogram, gauge]
-    collector = types.SimpleNamespace(collect=lambda: metrics)
+    collector = SimpleNamespace(collect=lambda: metrics)
     parts = [part for metric in metrics for part in families_of(metric)]
     assert len(parts) == 4
     assert "".join(exposition.written(parts)) == generate_latest(collector).decode()
@@ -575,7 +577,7 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
             {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed}
         )
     )
-    parts = await scrape.Scraper(fleet.table, 1, lambda: b"secret").expose([read("own 1\n", {})])
+    parts = await scrape.Scraper(fleet.table, 1, SimpleNamespace(proof=b"secret")).expose([read("own 1\n", {})])
     now = Shown("".join(parts))
     assert now.get("ichat_engine_aborts_total", worker="w", model="m") == 7
     assert now.get("own") == 1

@@ -248,7 +248,7 @@ async def test_the_doctor_asks_it_with_its_key(serve_tls, ca_file, monkeypatch):
         return [(one.level, one.sentence) for one in find_in_network(await read_routes(parsed(text), math.inf))]
 
     [(level, sentence), *_] = await findings(text)
-    assert (level, "and takes the key" in sentence, server.requests[-1][0].target) == ("ok", True, b"/v1/models")
+    assert (level, "and accepts the key" in sentence, server.requests[-1][0].target) == ("ok", True, b"/v1/models")
     monkeypatch.setenv("OTHER_KEY", "sk-wrong")
     assert (await findings(text))[0] == (
         "error", f"localhost:{port} refuses the key in OTHER_KEY (status 401): correct it, and restart the gateway.",

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pydantic
 import pytest
@@ -265,7 +266,7 @@ async def test_values_that_an_engine_reads_as_true_count_as_background(value, is
     """By both engines' adapters: with a full store it is refused, and what an engine takes for false is not."""
     assert is_background(json.loads(value)) == is_asked
     for adapter in (ProtocolAdapter(VLLM_PATHS), SGLangAdapter(lambda: (("m",), ()))):
-        adapter.is_background_full = lambda: True
+        adapter.responses = SimpleNamespace(is_full=lambda: True)
         request = request_for(b'{"model":"m","input":"%b","background":%b}' % (b"x" * pad, value))
         if is_asked:
             with pytest.raises(ApiError, match="in the background already"):
@@ -339,7 +340,7 @@ def test_a_background_response_is_kept_until_it_is_done():
     serving.background_tasks["d"] = None
     assert store.is_full()
     adapter = ProtocolAdapter()
-    adapter.is_background_full = store.is_full
+    adapter.responses = store
     with pytest.raises(ApiError) as refused:
         adapter.check_background(is_asked=True)
     assert (refused.value.status, refused.value.code) == (429, "overloaded")

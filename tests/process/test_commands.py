@@ -488,11 +488,11 @@ def test_where_a_request_would_go(fake, run, monkeypatch, tmp_path):
     ("more", "sentence"),
     [
         ({"rule": "spill", "prefix": {"length": 9, "matched": 2, "deepest": 8}},
-         "It goes to w1: another's cache should have 8 of the prompt's 9 bytes, but that one has had more to do."),
+         "It goes to w1: another's cache should have 8 of the prompt's 9 bytes, but that worker has had more to do."),
         ({"rule": "least_loaded"},
          "It goes to w1: it has the fewest requests, and no cache should have the prompt's beginning."),
         ({"rule": "least_loaded", "prefix": None}, "It goes to w1: it has the fewest requests."),
-        ({"rule": "session"}, "It goes to w1: the session belongs there, whatever the prompt and the load."),
+        ({"rule": "session"}, "It goes to w1: the session belongs there, with any prompt and load."),
         ({"rule": "a-new-one"}, "It goes to w1: the rule is a-new-one."),
         ({"rule": "queued", "chosen": None, "reason": "all are full, and 2 requests wait already"},
          "It waits: all are full, and 2 requests wait already."),
@@ -1343,14 +1343,14 @@ def test_commands_in_a_conversation(console, fake):
     with console("chat", "org/m", "--system", "Be brief.") as screen:
         screen.until(r"(?s)/help lists commands.*> $")
         for typed, shown in {
-            "/help": "forget what was said",
+            "/help": "forget the conversation",
             "exit": "/exit is a command here",
             "/modle": r"There is no /modle \(did you mean /model\?\)",
             "/model othr": r"There is no model othr \(did you mean other\?\)",
             "one": "fine",
             "/model": "org/m; here: org/m, other",
             "/model other": "other goes on",
-            "/system Be long.": "told this first",
+            "/system Be long.": "begins with this",
             "/etc/passwd?": "fine",
             "/clear": "Forgotten",
             "/system": "Be long.",

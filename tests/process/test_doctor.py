@@ -221,7 +221,7 @@ async def test_an_interpreter_without_the_engine(site, tmp_path):
     groups = await examined(site(worker(python, path, "gpu_ids = []")))
     [found] = problems(groups)
     assert found[2].startswith(f"vLLM is not installed for {python}")
-    assert "No managed worker needs one" not in str(groups)
+    assert "No managed worker needs an engine" not in str(groups)
     assert found[3] == "./build engine vllm"
 
 
@@ -502,7 +502,7 @@ async def test_workers_that_are_lost(site, web):
     port, _ = web(body=json.dumps({"data": workers}).encode())
     first, second, third = problems(await examined(site(), port))
     assert first == (
-        "error", "w1", "It is unhealthy (it missed heartbeats); its last heartbeat came 41.5 s ago.",
+        "error", "w1", "It is unhealthy (it missed heartbeats); its last heartbeat arrived 41.5 s ago.",
         "./ichat.pyz workers w1",
     )  # fmt: skip
     assert {second[1], third[1]} == {"w1", "w2"}

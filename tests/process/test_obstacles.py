@@ -24,7 +24,6 @@ from ichat.cli.client import Api
 from ichat.cli.gateway_address import GatewayAddress
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.doctor.examination import examine
-from ichat.engines import kept_flags
 from ichat.engines.flag_check import refusals_of
 from ichat.engines.flag_list import flags_of
 from ichat.engines.kept_flags import Interpreter, KeptFlags, keep, read_kept
@@ -438,11 +437,10 @@ def test_a_list_holds_until_its_interpreter_changes(place):
 
 def test_there_is_a_bound_to_the_lists(place, monkeypatch):
     """The oldest go first."""
-    monkeypatch.setattr(kept_flags, "KEPT_MAX", 3)
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "home"))
     for number in range(5):
         interpreter = Interpreter.of(f"/python-{number}", "vllm", {})
-        keep(interpreter, KeptFlags([], has_help=True))
+        keep(interpreter, KeptFlags([], has_help=True), kept_max=3)
         os.utime(interpreter.file(), (number, number))
     assert [read_kept(Interpreter.of(f"/python-{n}", "vllm", {})) is not None for n in range(5)] == [0, 0, 1, 1, 1]
 

@@ -5,6 +5,7 @@ import re
 import sys
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import attrs
 import jsonschema
@@ -139,7 +140,7 @@ def test_every_operation_has_an_id_of_its_own_and_a_summary(said):
 def test_the_document_is_served():
     """GET /openapi.json gives the document."""
     asked = Request(b"GET", b"/openapi.json", b"/openapi.json", b"1.1", [], b"", b"id", keep_alive=True)
-    status, headers, body = OpenRoutes(ServerSettings, document)(asked)
+    status, headers, body = OpenRoutes(SimpleNamespace(settings=ServerSettings()), document)(asked)
     assert (status, headers) == (200, [(b"content-type", b"application/json")])
     assert json.loads(body) == document()
 

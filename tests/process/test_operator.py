@@ -57,7 +57,7 @@ def test_tables(operate):
     assert [one["id"] for one in json.loads(operate("models", "--json"))["data"]] == ["m"]
     assert "m" in operate("models")
     assert json.loads(operate("explain", "m", "--json"))["chosen"] == "m-0"
-    assert "It goes to m-0: no other can take it now." in operate("explain", "m", "Hello.")
+    assert "It goes to m-0: no other is available now." in operate("explain", "m", "Hello.")
     operate("explain", "no-such", code=1)
     operate("workers", "no-such", code=1)
 
@@ -101,7 +101,7 @@ def test_a_worker_of_the_configuration_is_not_stopped_for_good(operate):
     )  # fmt: skip
     assert json.loads(done.stdout) == {"worker_id": "m-0", "in_config": True, "state": "stopped"}
     assert done.stderr.endswith(  # behind its state, if slow
-        "It is in the configuration: the next reload or start of the gateway starts it again. Take it out of the file to"
+        "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the file to"
         " keep it stopped.\n"
     )
     assert operate.program.state("m-0") is None

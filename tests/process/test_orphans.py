@@ -11,7 +11,7 @@ from support.programs import LIMIT_S, ROOT
 from ichat.supervisor.orphans import WORKER_TAG_VAR, AdoptedProcess, marked, process_identity
 
 REAPING = """
-import os, subprocess, sys, psutil, trio
+import os, subprocess, sys, types, psutil, trio
 from ichat.supervisor.orphans import become_subreaper, reap_forever
 
 reading, writing = os.pipe()
@@ -26,7 +26,7 @@ async def main():
     print("ours:", len(left))
     os.close(writing)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reap_forever, lambda: {own.pid})
+        nursery.start_soon(reap_forever, types.SimpleNamespace(pids={own.pid: "w"}))
         with trio.fail_after(60):
             while any(child.is_running() for child in left):
                 await trio.sleep(0.1)

@@ -153,7 +153,7 @@ def test_a_slow_driver_is_left_alone_after_a_while(machine):
     """What was not read in time is not known, and the GPU says so."""
     reader = GpuReader(read_s=0.5)
     machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
-    assert reader.read() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    assert reader.read() == [Gpu(0, failure="the driver has not answered everything within 0.5 s")]
     machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
     assert reader.read() is None
 
@@ -274,7 +274,7 @@ HELD = gpu_with(
         ({"port": 81}, {"port": "taken", "port_holders": [Holder(42, "nginx")]}, {},
          ["Port 81 of 127.0.0.1 is taken by nginx (process 42): end that, or choose another port"]),
         ({"port": 81}, {"port": "taken"}, {}, ["taken by a process that this user cannot see"]),
-        ({"port": 81}, {"port": "forbidden"}, {}, ["Port 81 is not for this user to take: choose one above 1023"]),
+        ({"port": 81}, {"port": "forbidden"}, {}, ["Port 81 is not for this user to take: choose a port above 1023"]),
         ({"host": "10.9.9.9"}, {"port": "elsewhere"}, {}, ["The host 10.9.9.9 is no address of this machine"]),
         ({"host": "no"}, {"port": "unknown_host"}, {}, ["The host 'no' cannot be resolved"]),
         ({"port": 81}, {"port": "refused"}, {}, ["127.0.0.1:81 cannot be bound"]),
@@ -548,4 +548,4 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     facts = await collect_facts(worker_with(port=0), sys.executable, {}, within_s=3.0)
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
-    assert "took longer than 3 s" in caplog.text
+    assert "needed more than 3 s" in caplog.text

@@ -59,7 +59,7 @@ def test_starts_under_every_python(version, tmp_path):
     run(python, PYZ, "gateway", "-c", config, "--check", **env)
 
 
-OLD = "ichat.pyz needs CPython 3.10 or newer, and {} is Python {}: run it with a newer one, such as"
+OLD = "ichat.pyz needs CPython 3.10 or newer, and {} is Python {}: run it with a newer Python, such as"
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7", "3.8", "3.9"])
@@ -159,7 +159,7 @@ def test_a_directory_of_others_is_not_unpacked_into(tmp_path):
     (tmp_path / f"ichat-shiv-{os.getuid()}").mkdir(mode=0o777)
     (tmp_path / f"ichat-shiv-{os.getuid()}").chmod(0o777)
     said = run(sys.executable, PYZ, "--version", code=69, **NO_HOME, TMPDIR=str(tmp_path))
-    assert "set SHIV_ROOT to one that can" in said
+    assert "set SHIV_ROOT to a directory that can" in said
     assert said.count("\n") == 1
 
 

@@ -37,6 +37,8 @@ HEAD_S = 15.0
 STALL_S = 15.0
 FIRST_BYTE_S = 20.0
 STUCK_S = 12.0
+LINES_TOLD = 200
+"""The lines about workers and reloads, from the end of the gateway's log, that explain why it is not well again."""
 
 SETTINGS = """
 [server_settings]
@@ -247,7 +249,9 @@ class Site:
                     return ""
                 state = ", ".join(f"{one['worker_id']} {one['state']} ({one['failure']})" for one in found)
                 await trio.sleep(0.2)
-        return f"not well within {limit_s:g} s: {state}; expected {expected}"
+        told = [line for line in self.program.text().splitlines() if "worker " in line or "reloading" in line]
+        lines = "\n".join(told[-LINES_TOLD:])
+        return f"not well within {limit_s:g} s: {state}; expected {expected}; the gateway's last lines:\n{lines}"
 
     async def metric(self, name, port=0):
         """Sum a metric's samples, whatever their labels."""

@@ -1,6 +1,7 @@
 """What the gateway's metrics show, and workers that have some to show."""
 
 import json
+from types import SimpleNamespace
 
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,6 +9,7 @@ from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
 from ichat.fleet.fleet import Fleet
+from ichat.observability.counts import LoadCounts
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
@@ -78,8 +80,9 @@ async def heartbeat(connect, port, worker_port, **more):
     assert status == 200, body
 
 
-def known(*names, clock=trio.current_time, **more):
-    """Make a fleet that has these models, and metrics of it, with `more` of what they show."""
+def known(*names, clock=trio.current_time, machine=None, loads=None, **more):
+    """Make a fleet that has these models, and metrics of it, a report on the machine, and the counts of loads."""
     fleet = Fleet(dict.fromkeys(names, ()), clock, 10)
     balancer = Balancer(fleet.directory.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    return fleet, Metrics(fleet.table, fleet.directory, balancer, **more)
+    monitor, loads = SimpleNamespace(report=machine), loads or LoadCounts()
+    return fleet, Metrics(fleet.table, fleet.directory, balancer, monitor, loads, **more)

@@ -45,6 +45,29 @@ async def test_a_change_wakes_all_that_wait_and_none_that_comes_later(autojump_c
     assert woken[-1] == "later"
 
 
+async def test_a_change_while_a_task_works_is_not_missed(autojump_clock):
+    """The task looks at the state before it waits, and nothing runs between the two."""
+    lines, added, written = [], Listeners(), []
+
+    async def write_forever():
+        while True:
+            while not lines:
+                await added.wait()
+            batch = lines.copy()
+            lines.clear()
+            await trio.sleep(1)
+            written.append(batch)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write_forever)
+        for line, pause_s in (("a", 0.3), ("b", 0.3), ("c", 7.0), ("d", 2.0)):  # b and c arrive while a is written
+            lines.append(line)
+            added()
+            await trio.sleep(pause_s)
+        nursery.cancel_scope.cancel()
+    assert written == [["a"], ["b", "c"], ["d"]]
+
+
 async def test_a_task_hears_the_next_news_and_no_more(autojump_clock):
     """It goes on at the next call, and leaves nothing behind, even if it is cancelled."""
     listeners = Listeners()

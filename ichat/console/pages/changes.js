@@ -1,4 +1,4 @@
-// What an operator can do with workers and models, as buttons that ask first where something ends.
+// Actions on workers and models, as buttons that ask first where something ends.
 
 import { api } from "../api.js";
 import { Button, confirm, duration, html, toast } from "../ui.js";
@@ -16,7 +16,7 @@ const VERBS = {
 };
 
 /**
- * Load, unload, put to sleep or wake the model of an on-demand worker; say how long that took.
+ * Load, unload, put to sleep or wake the model of an on-demand worker; report the duration.
  *
  * @param {Verb} verb
  * @param {string} model

@@ -1,4 +1,4 @@
-// Configuration: what is in force, what the file would change, and taking it.
+// Configuration: the settings in force, the changes in the file, and its reload.
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
@@ -108,14 +108,14 @@ function Plan({ plan, apply, close }) {
 }
 
 /**
- * What is wrong with the file, or that it is another one than that in force.
+ * The file's mistakes, or that the file differs from the configuration in force.
  *
  * @param {{ file: Api.ConfigState | null, config: Api.Config }} props
  */
 function FileState({ file, config }) {
   if (file?.state === "refused") {
     const next = config.watched
-      ? "The gateway takes it by itself once it is right."
+      ? "The gateway reloads it automatically once it is right."
       : "Plan a reload once it is right.";
     return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
       <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>

@@ -1,4 +1,4 @@
-// Keys: who may ask, within which limits, and what they use; making, changing, rotating and withdrawing keys.
+// Keys: their names, limits and usage; making, changing, rotating and withdrawing keys.
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
@@ -57,7 +57,7 @@ const OVERLAPS = [
 const pathOf = (name) => `/v1/admin/keys/${encodeURIComponent(name)}`;
 
 /**
- * Return what the form says of a key's limits and models, as the API takes it; null takes a limit away.
+ * Return a key's limits and models from the form, as the API expects them; null removes a limit.
  *
  * @param {Record<string, string>} form
  * @returns {Api.KeyChange}
@@ -164,7 +164,7 @@ function RotateDialog({ of, onClose, onDone }) {
 }
 
 /**
- * The dialog that makes a key, or changes one (`of`); then it shows the new key, once.
+ * The dialog that makes a key, or changes the key `of`; then it shows the new key, once.
  *
  * @param {{ of?: Api.Key, onClose: () => void, onDone: () => void }} props
  */

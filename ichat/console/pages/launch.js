@@ -122,7 +122,7 @@ function More({ draft, set }) {
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
   return html`<details class="card"><summary><h2>More of the worker</h2></summary><div class="form">
-    <${Field} label="Port" hint="0: any free one. Empty: a unix socket is enough.">
+    <${Field} label="Port" hint="0: any free port. Empty: a unix socket is enough.">
       <input type="text" inputmode="numeric" ...${field("port")} /><//>
     <${Field} label="Host" hint="Where it listens, if it has a port.">
       <input type="text" placeholder="127.0.0.1" ...${field("host")} /><//>
@@ -260,7 +260,7 @@ export default function Launch({ params }) {
 }
 
 /**
- * Return what the address says of the worker: `#/launch?model_path=…&backend=…`.
+ * Return the worker's values in the address: `#/launch?model_path=…&backend=…`.
  *
  * @param {Record<string, string>} query
  * @returns {Partial<Draft>}

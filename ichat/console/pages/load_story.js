@@ -1,4 +1,4 @@
-// A worker's load, phase by phase, beside the ones before.
+// A worker's load, phase by phase, beside earlier loads.
 
 import { Badge, Card, duration, html, Table } from "../ui.js";
 import { elapsedOf, expectedOf, isLoading, phasesOf } from "./states.js";
@@ -42,7 +42,7 @@ function columnsOf(rows, isUnderWay) {
 }
 
 /**
- * The load that is under way, or the last one.
+ * The load that is under way, or the last load.
  *
  * @param {{ worker: Worker }} props
  */

@@ -1,4 +1,4 @@
-// A worker's output as it comes, with a pause and a filter.
+// A worker's output as it arrives, with a pause and a filter.
 
 import { stream } from "../api.js";
 import { useStore } from "../store.js";
@@ -58,7 +58,7 @@ function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /**
         event.name === "gap"
           ? { line: `… ${Object.values(data)[0]} lines are missing here …`, tone: "gap" }
           : { time: data.time, line: data.line, tone: toneOf(data.line) };
-      if (one.tone === "gap" && now.lines.at(-1)?.line === one.line) return; // it has no number: it is told again
+      if (one.tone === "gap" && now.lines.at(-1)?.line === one.line) return; // it has no number: it is sent again
       now.count += 1;
       now.characters += one.line.length;
       now.lines.push({ ...one, key: now.count });
@@ -78,7 +78,7 @@ function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /**
 }
 
 /**
- * Follow a worker's lines. A stream that has ended is opened again where it stood, ever less often while nothing comes:
+ * Follow a worker's lines. A stream that has ended is opened again where it stood, ever less often while nothing arrives:
  * with the worker's next start, or after a break, its lines go on.
  *
  * @param {string} id
@@ -101,7 +101,7 @@ async function follow(id, previous, signal, now, add, draw) {
     try {
       /** @type {Record<string, string>} */
       const headers = now.last ? { "last-event-id": now.last } : {};
-      const isAgain = now.status === "ended"; // one that ends again at once was not live
+      const isAgain = now.status === "ended"; // a stream that ends again at once was not live
       const onOpen = () => {
         if (!previous) settled = setTimeout(() => say("live"), isAgain ? SETTLED_MS : 0);
       };

@@ -1,4 +1,4 @@
-// Machines & GPUs: what each has, and who holds it.
+// Machines & GPUs: their resources, and the workers that hold them.
 
 import { hrefOf } from "../router.js";
 import { useStore } from "../store.js";

@@ -1,4 +1,4 @@
-// Models & names: what can be asked for, who answers, and where a request would go now.
+// Models & names: the models that clients can use, their workers, and where a request would go now.
 
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";
@@ -132,7 +132,7 @@ function ModelList({ models, ask }) {
 }
 
 /**
- * A text that may be long, or a dash: it takes no room from the other columns.
+ * A text that may be long, or a dash: the other columns keep their room.
  *
  * @param {string | null | undefined | false} text
  */
@@ -183,9 +183,9 @@ function Targets({ alias }) {
 const REASONS = {
   only: "It keeps the response that the request continues.",
   session: "The session belongs there.",
-  single: "No other can take it now.",
+  single: "No other is available now.",
   prefix: "Its cache should have most of the prompt's beginning.",
-  spill: "It has less to do than the one whose cache should have most of the prompt's beginning.",
+  spill: "It has less to do than the worker that should have most of the prompt's beginning in its cache.",
   least_loaded: "It has the fewest requests.",
   power_of_two: "Of two at random it has fewer requests.",
   round_robin: "It is its turn.",

@@ -1,4 +1,4 @@
-// Overview: what runs, what is wrong, and the last hour.
+// Overview: workers, problems, and the last hour.
 
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
@@ -47,7 +47,7 @@ export default function Overview() {
 }
 
 /**
- * What is wrong, and what is on its way; `isLive`: whether the gateway still says so.
+ * Problems, and changes under way; `isLive`: whether the gateway still reports them.
  *
  * @param {{ found: Problem[], isLive: boolean }} props
  */

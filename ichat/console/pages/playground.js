@@ -1,4 +1,4 @@
-// The playground: try the models as clients do, and see how fast they are and who answers.
+// The playground: try the models as clients do, and see how fast they are and which worker answers.
 
 import { go, hrefOf } from "../router.js";
 import { Empty, html, Page, Tabs } from "../ui.js";

@@ -1,4 +1,4 @@
-// What is wrong now, in the words of the pages: a pure function of the state.
+// The present problems, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
 import { count, duration, left, passed, percent, timeOfDay } from "../ui/format.js";
@@ -9,7 +9,7 @@ import { comingOf, isLoading, isReturning, loadWords, reasonOf } from "./states.
 /** @typedef {{ id: string, tone: "bad" | "warn" | "busy", title: string, text: string, href: string }} Problem */
 
 const WAITS_S = 5;
-/** So long a changed file is nothing wrong: the gateway reads it once it is whole. */
+/** A changed file is no problem within this time: the gateway reads it once it is whole. */
 const READS_S = 5;
 const FULL = 0.97;
 /** @type {Record<string, "bad" | "warn">} */
@@ -18,7 +18,7 @@ const DOWN = { failed: "bad", unhealthy: "bad", wedged: "bad", broken: "bad", re
 /**
  * Return what needs an operator's eye, worst first: {id, tone, title, text, href}.
  *
- * A file that is refused is the first. What has the tone "busy" is not wrong: it comes last, and is no problem.
+ * A refused file is the first. An entry with the tone "busy" is no problem, and stands last.
  *
  * @param {Pick<State, "config" | "workers" | "models" | "machines" | "usageStorage">} state
  * @returns {Problem[]}
@@ -55,7 +55,7 @@ export function problemsOf({ config, workers, models, machines, usageStorage }) 
 export const fileOf = (config) => config.path?.split("/").pop() || "The file";
 
 /**
- * Return what a configuration's file is, in a sentence without its end: what the Overview and its own page say.
+ * Return the state of the configuration's file, in a sentence without its end, for the Overview and its own page.
  *
  * @param {Api.ConfigState} config
  */

@@ -1,4 +1,4 @@
-// Requests in flight: who waits for what, why it takes so long, and a way to end it.
+// Requests in flight: their phase, the reason for a delay, and a way to end them.
 
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";

@@ -1,4 +1,4 @@
-// What workers are doing and how far their loads have come, in words: pure functions of their rows.
+// The states of workers and the progress of their loads, in words: pure functions of their rows.
 
 import { duration, left, passed } from "../ui/format.js";
 
@@ -29,7 +29,7 @@ export const isReturning = ({ state, coming }) => Boolean(coming) && !LOADING.ha
 export const hasEnded = ({ state }) => state === "failed" || state === "restarting";
 
 /**
- * Return the worker that will serve a model soon: one that loads, else one that starts again; undefined: none.
+ * Return the worker that will serve a model soon: a loading worker, else a starting worker; undefined: none.
  *
  * @param {Worker[]} workers
  * @param {string} model
@@ -40,7 +40,7 @@ export function comingOf(workers, model) {
 }
 
 /**
- * Return a load's phases, {name, detail, seconds, expected_s}; the last one is under way: its seconds go on.
+ * Return a load's phases, {name, detail, seconds, expected_s}; the last phase is under way: its seconds go on.
  *
  * @param {Worker} worker
  */
@@ -51,7 +51,7 @@ export function phasesOf(worker) {
 }
 
 /**
- * Return what a worker does at this moment of its load, as its engine says.
+ * Return the present phase of a worker's load, as its engine reports it.
  *
  * @param {Worker} worker
  */
@@ -61,14 +61,14 @@ export function stepOf(worker) {
 }
 
 /**
- * Return how long a load has taken so far, in seconds; null: not known.
+ * Return the duration of a load until now, in seconds; null: not known.
  *
  * @param {Worker} worker
  */
 export const elapsedOf = (worker) => (worker.load ? passed(worker.load.elapsed_s, worker.seen_at) : null);
 
 /**
- * Return how long a load will take in all, by the ones before, in seconds; null: not known.
+ * Return the expected duration of a load, by earlier loads, in seconds; null: not known.
  *
  * @param {Worker} worker
  */
@@ -86,7 +86,7 @@ export function restOf(worker) {
 }
 
 /**
- * Return how far a load has come: `loading weights, ready in about 40 s`.
+ * Return the progress of a load: `loading weights, ready in about 40 s`.
  *
  * @param {Worker} worker
  */
@@ -97,7 +97,7 @@ export function loadWords(worker) {
 }
 
 /**
- * Return what a worker is doing about its state, in a few words.
+ * Return a worker's activity in its state, in a few words.
  *
  * @param {Worker} worker
  */
@@ -106,12 +106,12 @@ export function stateWords(worker) {
   if (isLoading(worker)) return loadWords(worker);
   if (worker.state === "ready") return worker.circuit && worker.circuit.state !== "closed" ? "circuit open" : "";
   if (isReturning(worker)) return "is started again";
-  const says = DOWN.has(worker.state) || worker.state === "cold" ? "" : worker.phase; // what it said last is old then
-  return says && says !== worker.state && says !== "ready" ? says : ""; // one that is drained says `ready`
+  const says = DOWN.has(worker.state) || worker.state === "cold" ? "" : worker.phase; // its last report is old then
+  return says && says !== worker.state && says !== "ready" ? says : ""; // a drained worker reports `ready`
 }
 
 /**
- * Return why a worker is down, in a sentence; "" for one that is not.
+ * Return why a worker is down, in a sentence; "" if it is not down.
  *
  * @param {Worker} worker
  */
@@ -127,10 +127,10 @@ const lostWords = ({ lost }) =>
 const silenceWords = (worker) =>
   worker.heartbeat_age_s === null
     ? "It has sent no heartbeat."
-    : `Its last heartbeat came ${duration(passed(worker.heartbeat_age_s, worker.seen_at))} ago.`;
+    : `Its last heartbeat arrived ${duration(passed(worker.heartbeat_age_s, worker.seen_at))} ago.`;
 
 /**
- * Return what a worker is doing, and why where that is wrong: a line of a list.
+ * Return a worker's activity, and the reason of a problem: a line of a list.
  *
  * @param {Worker} worker
  */

@@ -1,4 +1,4 @@
-// Usage: who used what, by key, model, endpoint and time; as a table, a chart and a file.
+// Usage by key, model, endpoint and time; as a table, a chart and a file.
 
 import { api, send } from "../api.js";
 import { useStore } from "../store.js";
@@ -57,7 +57,7 @@ const SPANS = {
 };
 
 /**
- * Return the query of a question; `by` and `time` say what is told apart.
+ * Return the query of a question; `by` and `time` are the columns that make a row.
  *
  * @param {Pick<Question, "span" | "key" | "model">} question
  * @param {string[]} by

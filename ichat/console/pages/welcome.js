@@ -1,4 +1,4 @@
-// What a newcomer sees: nothing runs yet, and how to change that.
+// The page without workers: nothing runs yet, and how to change that.
 
 import { api, BASE } from "../api.js";
 import { go, hrefOf } from "../router.js";

@@ -1,4 +1,4 @@
-// One worker: state, load, how it last ended, its arguments and its log.
+// A worker: state, load, how it last ended, its arguments and its log.
 
 import { api } from "../api.js";
 import { go, hrefOf } from "../router.js";
@@ -36,7 +36,7 @@ import { isLoading, reasonOf, stateWords } from "./states.js";
 /** @import { Column } from "../ui/table.js" */
 
 /**
- * What the list has of a worker, and what its own answer has beside that, once that is there.
+ * A worker's row in the list, with the members of its own answer once that is there.
  *
  * @typedef {Summary & Partial<Omit<Api.Worker, keyof Api.WorkerSummary>>} Details
  */
@@ -50,7 +50,7 @@ const TABS = [
 ];
 
 /**
- * The page of one worker.
+ * The page of a worker.
  *
  * @param {{ id: string, tab?: string }} props
  */
@@ -127,7 +127,7 @@ function State({ worker }) {
 }
 
 /**
- * Return what has to happen until a worker that has failed is started again.
+ * Return the event after which a worker that has failed is started again.
  *
  * @param {Details} worker
  */

@@ -1,4 +1,4 @@
-// Workers: all of them, and one in detail (worker.js).
+// Workers: the list, and a single worker in detail (worker.js).
 
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
@@ -19,7 +19,7 @@ const GROUPS = [
 ];
 
 /**
- * The list, or one worker where the address names one.
+ * The list, or a single worker if the address names it.
  *
  * @param {{ params: Route }} props
  */
@@ -109,8 +109,8 @@ function List({ find }) {
   const tabs = GROUPS.map((one) => ({ name: one.name, title: one.title, count: found.filter(one.has).length }));
   const empty = workers.length
     ? html`No worker is like that.`
-    : html`<${Empty} icon="workers" title="No workers"><p>Launch one, or write one into the configuration.</p><//>`;
-  return html`<${Page} title="Workers" lead="Each is one process with one engine and one model." actions=${html`
+    : html`<${Empty} icon="workers" title="No workers"><p>Launch a worker, or write it into the configuration.</p><//>`;
+  return html`<${Page} title="Workers" lead="Each is a process with an engine and a model." actions=${html`
       <input type="search" aria-label="Find workers" placeholder="Find ( / )" value=${text}
         onInput=${(event) => setText(event.target.value)} />
       <a class="button primary" href=${hrefOf("launch")}>Launch</a>`}>

@@ -10,7 +10,7 @@ import { toast } from "./overlays.js";
 /** @import { ComponentChildren } from "preact" */
 
 /**
- * A page: its title, a sentence on what it shows, what can be done, and the content.
+ * A page: its title, a sentence about it, its actions, and the content.
  *
  * @param {{ title: string, lead?: ComponentChildren, actions?: ComponentChildren,
  *   back?: { href: string, title: string }, children?: ComponentChildren }} props
@@ -116,7 +116,7 @@ export function StateBadge({ state }) {
 }
 
 /**
- * A form's control with its label; `hint` explains, `error` says what is wrong.
+ * A form's control with its label; `hint` explains, `error` has the mistake.
  *
  * @param {{ label: ComponentChildren, hint?: ComponentChildren, error?: string, children?: ComponentChildren,
  *   wide?: boolean }} props
@@ -131,7 +131,7 @@ export function Field({ label, hint, error, children, wide }) {
 }
 
 /**
- * Tabs: `tabs` are {name, title, count?}; arrow keys go from one to the next.
+ * Tabs: `tabs` are {name, title, count?}; arrow keys go to the next tab.
  *
  * @param {{ tabs: { name: string, title: string, count?: number }[], current: string, label: string,
  *   onSelect: (name: string) => void }} props
@@ -196,7 +196,7 @@ export function Meter({ value, text, label }) {
 }
 
 /**
- * Facts as a list: `facts` are [name, value] pairs; those whose value is null or undefined are left out.
+ * Facts as a list: `facts` are [name, value] pairs; pairs with null or undefined are left out.
  *
  * @param {{ facts: [string, ComponentChildren][] }} props
  */
@@ -225,7 +225,7 @@ export function Copy({ text, label = "Copy" }) {
 }
 
 /**
- * Put a text on the clipboard; also where the page came over plain http from another machine. Throws if that fails.
+ * Put a text on the clipboard; also where the page was loaded over plain http from another machine. Throws if that fails.
  *
  * @param {string} text
  */
@@ -236,7 +236,7 @@ export async function copyText(text) {
   }
   const area = document.createElement("textarea");
   area.value = text;
-  const dialogs = document.querySelectorAll("dialog[open]"); // what lies behind one cannot be selected
+  const dialogs = document.querySelectorAll("dialog[open]"); // nothing behind a dialog can be selected
   (dialogs[dialogs.length - 1] ?? document.body).append(area);
   area.select();
   const isDone = document.execCommand("copy");
@@ -254,7 +254,7 @@ export function Code({ text, label }) {
 }
 
 /**
- * What is drawn in it; where that fails, why, and a button that draws it again. The rest of the page stays.
+ * Its content; if drawing fails, the reason and a button that draws it again. The rest of the page stays.
  *
  * @extends {Component<{ children: ComponentChildren }, { error?: Error | null }>}
  */

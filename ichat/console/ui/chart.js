@@ -5,7 +5,7 @@ import { number } from "./format.js";
 import { html } from "./html.js";
 
 /**
- * The values of one line, null where there is none; `color` is a variable of the style sheet.
+ * The values of a line, null where there is none; `color` is a variable of the style sheet.
  *
  * @typedef {{ title: string, values: (number | null)[], color?: string, fill?: boolean }} Series
  */
@@ -108,7 +108,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
   useEffect(() => {
     plot.current?.setData([times, ...series.map((one) => one.values)]);
   }, [times, series]);
-  const index = Math.min(at ?? times.length, times.length - 1); // there may be fewer than when the pointer came
+  const index = Math.min(at ?? times.length, times.length - 1); // there may be fewer than when the pointer arrived
   const text = (/** @type {number | null | undefined} */ value) =>
     value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`;
   return html`<figure class="chart" aria-label=${title}>

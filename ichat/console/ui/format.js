@@ -64,7 +64,7 @@ export function duration(seconds) {
 }
 
 /**
- * Return the seconds that are left of a time that was told at `seenAt` (in milliseconds since 1970).
+ * Return the seconds that are left of a time that was received at `seenAt` (in milliseconds since 1970).
  *
  * @param {number} seconds
  * @param {number} seenAt

@@ -15,7 +15,7 @@ export function useRedraw() {
   return draw;
 }
 
-/** Draw the component again every second, since it shows how long something takes. */
+/** Draw the component again every second, since it shows a growing duration. */
 export function useTick() {
   const draw = useRedraw();
   useEffect(() => {
@@ -39,7 +39,7 @@ export function useMounted() {
 /**
  * State that is still there when the component is shown again: return [value, set(change), forget()].
  *
- * `change` is a function of the value before. `first` makes the first value from the kept one, or from undefined.
+ * `change` is a function of the value before. `first` makes the first value from the kept value, or from undefined.
  *
  * @template Value
  * @param {string} name

@@ -10,7 +10,7 @@ import { h } from "preact";
  */
 
 /**
- * What a template may hold; a function whose argument has no type of its own gets the events of a form's control.
+ * A part of a template; a function without a type of its own gets the events of a form's control.
  *
  * @typedef {{} | null | undefined | ((event: FieldEvent) => unknown)} Value
  */

@@ -77,7 +77,7 @@ export function Overlays() {
 /**
  * A dialog over the page; Escape closes it, and the focus goes back to where it was.
  *
- * With `stays` only its buttons close it: what it shows is not shown again.
+ * With `stays` only its buttons close it: its content is not shown again.
  *
  * @param {{ title: string, onClose: () => void, children?: ComponentChildren, actions?: ComponentChildren,
  *   wide?: boolean, stays?: boolean }} props
@@ -92,7 +92,7 @@ export function Dialog({ title, onClose, children, actions, wide, stays }) {
     dialog.showModal();
     return () => {
       isGone.current = true;
-      dialog.close(); // while it is modal, what lies behind cannot take the focus
+      dialog.close(); // while it is modal, nothing behind it can get the focus
       before?.focus?.();
     };
   }, []);

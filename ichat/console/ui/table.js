@@ -36,7 +36,7 @@ const compare = (left, right) => {
  * `columns`: {name, title, cell(row), value(row)?, align?, extra?}. `value` makes a column sortable; `extra` columns
  * are left out on narrow screens. `keyOf(row)`: a row's id. `onOpen(row)`: what Enter and a click on a row do.
  * `sort`: the first order, as "name" or "-name". `empty`: what stands where there are no rows. At most ROWS_MAX rows
- * are drawn; `total`: how many there are where `rows` are not all; `hasFilter`: whether the page has one.
+ * are drawn; `total`: how many there are where `rows` are not all; `hasFilter`: whether the page has a filter.
  *
  * @template Row
  * @param {{ columns: Column<Row>[], rows: Row[], keyOf: (row: Row) => string | number, onOpen?: (row: Row) => void,
@@ -62,7 +62,7 @@ export function Table(props) {
     drawn.findIndex((row) => keyOf(row) === stop),
   );
   /**
-   * Return the index of a row in the order of Tab: all rows are one stop.
+   * Return the index of a row in the order of Tab: all rows are a single stop.
    *
    * @param {number} index
    */

@@ -78,7 +78,7 @@ class SGLangAdapter(ProtocolAdapter):
         """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)
         self._names = names
-        self.memory = Memory(lambda: names()[0][0])
+        self.memory = Memory(names)
         self.can_rerank = True
         """Whether the model can rerank; otherwise such a request would end SGLang."""
         self.only_reranks = False

@@ -63,7 +63,7 @@ NEWEST = (0, 5, 23)
 """The oldest and the newest version that this was tested with."""
 WARM_UP_POLL_S = 0.05
 UNLOAD_S = 5.0
-"""How long the schedulers may take to release their resources."""
+"""The limit for the schedulers to release their resources."""
 
 
 _METRICS: Mapping[str, str] = read_toml("ichat.engines.sglang", "names.toml")["figures"]
@@ -120,9 +120,7 @@ class SGLang:
         keep_own("sglang", lambda: marked_flags(parser))
         outcomes = translate(argv, parser, table())
         if not any("--enable-metrics" in outcome.passed for outcome in outcomes):
-            outcomes.append(
-                FlagOutcome([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway")
-            )
+            outcomes.append(FlagOutcome([], ["--enable-metrics"], "the worker reports its metrics to the gateway"))
         self._remember_responses(outcomes, parser)
         words = words_of(outcomes)
         given = None if "--config" in words else read_args(words, parser)

@@ -18,7 +18,7 @@ from ichat.errors import ApiError, model_not_ready
 from ichat.http.request import Request
 
 IDLE_S = 5.0
-"""How long the scheduler may take to become idle after the last request has ended or was aborted."""
+"""The limit for the scheduler to become idle after the last request has ended or was aborted."""
 IDLE_POLL_S = 0.1
 RETRY_AFTER_S = 5
 
@@ -39,9 +39,9 @@ class _Refused(Exception):
 class Memory:
     """The memory that SGLang has released. Calls of `admit` never overlap, all else runs on the engine's loop."""
 
-    def __init__(self, model: Callable[[], str], idle_s: float = IDLE_S) -> None:
-        """`model` returns the model's name."""
-        self._model = model
+    def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]], idle_s: float = IDLE_S) -> None:
+        """`names` returns the model's names, SGLang's own first, and others."""
+        self._names = names
         self._idle_s = idle_s
         self.released: set[str] = set()
         """The tags of the released memory."""
@@ -64,7 +64,7 @@ class Memory:
         elif (self.released or self._release is not None) and _is_work(request):
             if self.released or self._release in under_way:
                 why = "SGLang has let go of its memory, until POST /resume_memory_occupation"
-                raise model_not_ready(self._model(), why, RETRY_AFTER_S)
+                raise model_not_ready(self._names()[0][0], why, RETRY_AFTER_S)
             self._release = None
 
     def watch(self, manager: Any) -> None:
@@ -80,7 +80,7 @@ class Memory:
                 until = time.monotonic() + self._idle_s
                 while not (await manager.flush_cache()).success:
                     if time.monotonic() > until:
-                        _refuse(f"SGLang's scheduler has not come to rest within {self._idle_s:g} s: ask again later.")
+                        _refuse(f"SGLang's scheduler was not idle within {self._idle_s:g} s: ask again later.")
                     await asyncio.sleep(IDLE_POLL_S)
                 self.released.update(tags)
                 await release(asked, *more)

@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcom
     outcomes = translate(argv, parser, table())
     words = [word for outcome in outcomes for word in outcome.passed]
     if not {word.partition("=")[0] for word in words} & {"--model", "--config", "-h", "--help"}:
-        raise usage_error("--model is missing (vLLM would take a model of its own choice)")
+        raise usage_error("--model is missing (vLLM would use a model of its own choice)")
     refuse = functools.partial(usage_error, parser=parser)
     with parsing(), refused_as(refuse, argparse.ArgumentError, ValueError, TypeError):
         args = parser.parse_args(words)

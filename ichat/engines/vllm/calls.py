@@ -78,7 +78,7 @@ def fail_aborted(client: Any, model: str) -> None:
     processor = getattr(client, "output_processor", None)
     states, finished = getattr(processor, "request_states", None), getattr(processor, _FINISHED, None)
     if processor is None or states is None or finished is None:
-        log.warning("this version of vLLM does not tell which requests its engine core aborts by itself")
+        log.warning("this version of vLLM does not report which requests its engine core aborts by itself")
         return
     from vllm.v1.engine import FinishReason
 

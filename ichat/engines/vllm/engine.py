@@ -208,7 +208,7 @@ class VLLM:
     async def wake(self) -> None:
         """See `Sleeper.wake`."""
         if await self._client.wake_up() is False:  # older versions return None
-            raise RuntimeError("a part of vLLM's memory did not come back")
+            raise RuntimeError("vLLM did not allocate a part of its memory again")
 
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""

@@ -9,6 +9,7 @@ from ichat.http import sse
 from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.listeners import Listeners
 from ichat.observability.logs.lines import LineBuffer, Wakeup
 from ichat.observability.logs.stream import LogCursor, LogStream, read_query
 
@@ -28,8 +29,9 @@ class LogEndpoint:
         self._headers = headers
         self._wakeup = Wakeup()
         self._readers = 0
-        self._finished = False
-        self._left = trio.Event()
+        self.is_ending = False
+        """Whether all streams end: the worker stops."""
+        self._left: Listeners[[]] = Listeners()
         buffer.changed.add(self._wakeup.notify)
 
     def __repr__(self) -> str:
@@ -62,24 +64,22 @@ class LogEndpoint:
         self._readers += 1
         try:
             send = send_chunk if is_chunked else client.send_all
-            async for block in LogStream(cursor, self._wakeup, is_ending=lambda: self._finished):
+            async for block in LogStream(cursor, self._wakeup, self):
                 await send(block)
             if is_chunked:
                 await client.send_all(_LAST_CHUNK)
         finally:
             self._readers -= 1
-            if not self._readers:
-                self._left.set()
+            self._left()
 
     async def finish(self, wait_s: float) -> None:
         """End all followers, with every line that was written by now, within `wait_s`; later lines are cut."""
         with trio.move_on_after(wait_s):
             if self._readers:
                 await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
-            self._finished = True
-            self._left = trio.Event()
+            self.is_ending = True
             self._wakeup.notify()
-            if self._readers:
+            while self._readers:
                 await self._left.wait()
 
     def _head(self, request_id: bytes, *, is_chunked: bool, keep_alive: bool) -> bytes:

@@ -14,6 +14,7 @@ import trio
 
 from ichat.http import client, sse
 from ichat.http.pool import Upstream
+from ichat.listeners import Listeners
 from ichat.observability.logs.lines import LINE_BYTES_MAX, read_timestamp
 from ichat.protocol.messages import PROOF_HEADER
 
@@ -98,20 +99,17 @@ class LogFollower:
         self._is_first = True
         self._lost = 0
         """Lines that are missing before the next line."""
-        self._connection_ended = trio.Event()
-        self._connection_ended.set()
+        self.is_connected = False
+        """Whether lines arrive, or would if there were any."""
+        self._disconnected: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
         return f"<LogFollower of {self.source}, last {self._last}{', connected' if self.is_connected else ''}>"
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether lines arrive, or would if there were any."""
-        return not self._connection_ended.is_set()
-
     async def wait_disconnected(self) -> None:
         """Wait until all data of the current connection has arrived."""
-        await self._connection_ended.wait()
+        if self.is_connected:
+            await self._disconnected.wait()
 
     async def follow(self) -> str:
         """Hand over arriving lines, again and again; return why, if there is nothing to follow at this worker."""
@@ -124,7 +122,8 @@ class LogFollower:
                 refusal = ""
                 log.debug("the lines of %s broke off: %r", self.source, error)
             finally:
-                self._connection_ended.set()
+                self.is_connected = False
+                self._disconnected()
             if refusal:
                 return refusal
             pause_s = self._times.pause_s if self._last != last else min(2 * pause_s, self._times.pause_s_max)
@@ -145,7 +144,7 @@ class LogFollower:
             refusal = _refusal(response)
             if refusal or response.status != 200:
                 return refusal
-            self._connection_ended, self._is_first, self._lost = trio.Event(), True, 0
+            self.is_connected, self._is_first, self._lost = True, True, 0
             events = sse.EventDecoder(EVENT_BYTES_MAX)
             while True:
                 size = response.unparsed_bytes

@@ -169,29 +169,19 @@ class Wakeup:
     def __init__(self) -> None:
         """Belongs to the run of Trio in which it is made."""
         self._token = trio.lowlevel.current_trio_token()
-        self._struck = trio.Event()
-        self._waiting = 0
+        self._struck: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
-        return f"<Wakeup {self._waiting} wait>"
+        return f"<Wakeup {self._struck!r}>"
 
     def notify(self) -> None:
         """Wake those that wait; from any thread, and of no effect after the end of the run."""
         with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._wake, idempotent=True)
-
-    def _wake(self) -> None:
-        if self._waiting:
-            self._struck.set()
-            self._struck = trio.Event()
+            self._token.run_sync_soon(self._struck, idempotent=True)
 
     async def wait_notified(self) -> None:
         """Wait for the next time; nothing is missed between a look at the buffer and this, but for a checkpoint."""
-        self._waiting += 1
-        try:
-            await self._struck.wait()
-        finally:
-            self._waiting -= 1
+        await self._struck.wait()
 
 
 def timestamp(seconds: float) -> str:

@@ -14,6 +14,7 @@ import trio
 
 from ichat.config.schema import Config, Logs
 from ichat.errors import ApiError
+from ichat.listeners import Listeners
 from ichat.observability.logs.files import LogFiles, is_worker_id
 from ichat.observability.logs.follower import TIMES, LogFollower, LogSource, LogTimes
 from ichat.observability.logs.lines import Line, Wakeup
@@ -44,9 +45,12 @@ class LogStore:
         self._echo_fd = echo_fd
         self._logs: dict[str, WorkerLog] = {}
         self._tee: Tee | None = None
-        self._changed = trio.Event()
+        self._seen: Mapping[str, LogSource] | None = None
+        """The sources that were compared last with the workers that are followed; None: compare again."""
+        self._woken: Listeners[[]] = Listeners()
         self._writers, self._readers = trio.CapacityLimiter(THREADS_MAX), trio.CapacityLimiter(THREADS_MAX)
-        self._is_closing = False
+        self.is_ending = False
+        """Whether all streams end: the gateway stops."""
         self._told_full = False
 
     def __repr__(self) -> str:
@@ -76,7 +80,7 @@ class LogStore:
         """
         worker_log = self._logs.get(worker_id)
         if worker_log is not None:
-            await worker_log.end(waits_for_follower=not self._is_closing)
+            await worker_log.end(waits_for_follower=not self.is_ending)
 
     def finish(self, worker_id: str) -> None:
         """Let followers' streams end, since no other start is expected; a later start is still possible."""
@@ -119,7 +123,7 @@ class LogStore:
             wakeup = Wakeup()
         after = query.after if query.after is not None and query.after >= buffer.start else None
         cursor = LogCursor(buffer, tail=query.tail, after=after, follow=query.follow)
-        return LogStream(cursor, wakeup, is_ending=lambda: self._is_closing)
+        return LogStream(cursor, wakeup, self)
 
     def _find(self, worker_id: str, query: LogQuery) -> tuple[WorkerLog | None, str]:
         """Return the log that has the lines, or None and the file. Raises ApiError 404."""
@@ -131,7 +135,7 @@ class LogStore:
         if query.previous:
             path = self._files.previous_of(worker_id)
             if not os.path.exists(path):
-                raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest one.")
+                raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest start.")
             return None, path
         if worker_log is not None and worker_log.refused is not None and worker_log.is_empty:
             raise ApiError(404, "not_found", f"The worker {worker_id} does not stream its lines (see --log-streaming).")
@@ -141,18 +145,19 @@ class LogStore:
 
     def close_streams(self) -> None:
         """Let all streams end after the lines of this moment: the gateway stops."""
-        self._is_closing = True
+        self.is_ending = True
         for worker_log in self._logs.values():
             worker_log.wakeup.notify()
 
     def reconfigure(self, config: Config) -> None:
         """Use these settings for all that begins from now on."""
         self._files.settings = config.logs
-        self._changed.set()
+        self.changed()
 
     def changed(self) -> None:
         """Look at the sources again soon."""
-        self._changed.set()
+        self._seen = None
+        self._woken()
 
     async def follow_forever(self, sources: Callable[[], Mapping[str, LogSource]]) -> NoReturn:
         """Follow every worker that `sources` gives by its id, and no other; `logs.followed_max` of them.
@@ -160,12 +165,11 @@ class LogStore:
         Those that were started here are left out. A source with another `start_id` is a new run of that worker.
         `sources` returns another mapping when something has changed.
         """
-        before: Mapping[str, LogSource] | None = None
         async with trio.open_nursery() as nursery:
             while True:
-                self._changed, began_at, wanted = trio.Event(), time.perf_counter(), sources()
-                if wanted is not before:
-                    before = wanted
+                began_at, wanted = time.perf_counter(), sources()
+                if wanted is not self._seen:
+                    self._seen = wanted
                     self._drop_idle(wanted)
                     for worker_id in self._to_follow(wanted):
                         worker_log = self._log_of(worker_id)
@@ -173,8 +177,8 @@ class LogStore:
                 took_s = time.perf_counter() - began_at
                 await trio.sleep(max(self._times.look_pause_s, took_s / LOOK_SHARE))
                 with trio.move_on_after(self._times.look_s):
-                    await self._changed.wait()
-                    before = None
+                    while self._seen is not None:
+                        await self._woken.wait()
 
     def close(self) -> None:
         """Write what there is, and end everything, within 2 * `close_s`; the streams as well."""
@@ -244,4 +248,4 @@ class LogStore:
         try:
             await worker_log.follow_in(scope, follower)
         finally:
-            self._changed.set()
+            self.changed()

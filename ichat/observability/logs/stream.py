@@ -3,7 +3,8 @@
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import attrs
 import trio
@@ -65,26 +66,26 @@ class LogCursor:
         return self._buffer.ended and self._seq >= self._buffer.last
 
 
+class EndsStreams(Protocol):
+    """Makes streams, and lets all of them end."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its streams end after the lines of this moment."""
+        ...
+
+
 class LogStream:
     """The response to a client: blocks of server-sent events, until there are no more lines."""
 
-    def __init__(
-        self,
-        cursor: LogCursor,
-        wakeup: Wakeup,
-        *,
-        is_ending: Callable[[], bool] = lambda: False,
-        keep_alive_s: float = KEEP_ALIVE_S,
-    ) -> None:
-        """Notify `wakeup` when the cursor's buffer changes, or when `is_ending` begins to return True.
+    def __init__(self, cursor: LogCursor, wakeup: Wakeup, owner: EndsStreams) -> None:
+        """Notify `wakeup` when the cursor's buffer changes, or when the owner's streams begin to end.
 
-        Then the stream ends after the lines of that moment. A stream without a line yet begins with a comment, so
-        that its client knows that it waits.
+        A stream without a line yet begins with a comment, so that its client knows that it waits.
         """
         self._cursor = cursor
         self._wakeup = wakeup
-        self._is_ending = is_ending
-        self._keep_alive_s = keep_alive_s
+        self._owner = owner
         self._has_begun = False
 
     def __repr__(self) -> str:
@@ -96,7 +97,7 @@ class LogStream:
     async def __anext__(self) -> bytes:
         while True:
             await trio.lowlevel.checkpoint()
-            if self._is_ending():
+            if self._owner.is_ending:
                 self._cursor.finish()
             is_done, is_first, self._has_begun = self._cursor.is_done(), not self._has_begun, True
             if block := self._cursor.next():
@@ -105,7 +106,7 @@ class LogStream:
                 raise StopAsyncIteration
             if is_first:
                 return sse.COMMENT
-            with trio.move_on_after(self._keep_alive_s) as waiting:
+            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
                 await self._wakeup.wait_notified()
             if waiting.cancelled_caught:
                 return sse.COMMENT

@@ -16,6 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
+from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import family
 from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
@@ -92,8 +93,8 @@ class Ledger:
         """Held by a reader, so that a write waits for a single reader at most."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
-        self._wakes = trio.Event()
-        """Set where there is something to write."""
+        self._woken: Listeners[[]] = Listeners()
+        """Called when there may be something to do."""
         self._rows: dict[Series, Sums] = {}
         """Counted since the last write."""
         self._waiting: MinuteRows = {}
@@ -142,8 +143,8 @@ class Ledger:
         if self.rows_pending >= self._settings.pending_rows_max:
             self.rows_lost += 1
             return no_sums()
-        self._wakes.set()
         sums = self._rows[series] = no_sums()
+        self._woken()
         return sums
 
     def reconfigure(self, config: Config) -> None:
@@ -153,7 +154,7 @@ class Ledger:
 
     def wake(self) -> None:
         """Look soon whether the limits need the earlier usage."""
-        self._wakes.set()
+        self._woken()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Pass the earlier usage to the limits, then write the counts, until cancelled and once more."""
@@ -163,17 +164,16 @@ class Ledger:
         with trio.move_on_after(OPEN_S) as opening:
             await self._tell_limits()
         if opening.cancelled_caught:
-            log.error("%s is slow: limits for a day and a month do not know yet what was used", self._store.path)
+            log.error("%s is slow: limits for a day and a month do not know the earlier usage yet", self._store.path)
         task_status.started()
         try:
             while True:
-                if self.storage == OK and not self.rows_pending:
-                    await self._wakes.wait()
+                while self.storage == OK and not self.rows_pending and not self._may_tell_limits():
+                    await self._woken.wait()
                 await trio.sleep(self._settings.flush_s)
-                self._wakes = trio.Event()
                 async with self._lock:
                     await self._flush()
-                if self._quotas.needs_sums and self.storage == OK and trio.current_time() >= self._limits_at:
+                if self._may_tell_limits():
                     await self._tell_limits()
                 await self._tidy()
         finally:
@@ -192,7 +192,7 @@ class Ledger:
     ) -> tuple[Sequence[Groups], str]:
         """Return the same of several questions at the same moment, at most `groups_max` each. Raises TooManyGroups.
 
-        A single reader waits for the file at a time, so that a write waits for one at most.
+        A single reader waits for the file at a time, so that a write waits for a single reader at most.
         """
         found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
@@ -216,6 +216,10 @@ class Ledger:
             wanted = {at: sums for at, sums in part if question.wants(at[0], at[1][0], at[1][1])}
             group_rows(wanted, question.span, question.names, groups)
 
+    def _may_tell_limits(self) -> bool:
+        """Return whether the limits need the earlier usage, and it may be read."""
+        return self._quotas.needs_sums and self.storage == OK and trio.current_time() >= self._limits_at
+
     async def _tell_limits(self) -> None:
         """Set the usage of this month if there are limits for a day or a month."""
         if not self._quotas.needs_sums:
@@ -230,7 +234,7 @@ class Ledger:
             self._limits_at = trio.current_time() + LIMITS_S
             return
         if storage != OK:
-            log.error("%s: limits for a day and a month begin without what was used before", storage)
+            log.error("%s: limits for a day and a month begin without the earlier usage", storage)
             self._fail(storage)
             return
         sums = {(one.key, one.model): _tokens_of(found) for one, found in today.items()}
@@ -257,7 +261,7 @@ class Ledger:
         """Write the rows that could not be written before, or else what waits; return whether that was done."""
         if self._batch is None:
             self._batch, self._waiting = Batch(self._waiting), {}
-        why = f"nothing came of it within {WRITE_S:g} s"
+        why = f"it had no result within {WRITE_S:g} s"
         with trio.move_on_after(WRITE_S):
             try:
                 await self._in_thread(self._store.write, self._batch)

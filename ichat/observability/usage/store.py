@@ -1,4 +1,4 @@
-"""The ledger's file: SQLite, in the state directory. All of it blocks: one thread calls, one call at a time.
+"""The ledger's file: SQLite, in the state directory. All of it blocks: a single thread calls, without overlaps.
 
 A row is a minute of a series: a key, a model and an endpoint. Rows older than `usage.minute_days` are added
 up to those of their hours, which begin at the hour's first minute. The writes of a process that is killed are kept

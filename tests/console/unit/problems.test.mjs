@@ -92,7 +92,7 @@ test("a worker that loads comes before a worker that starts again", () => {
 test("what a worker said before it went down is not what it does", () => {
   const says = worker("m", { state: "unhealthy", phase: "loading weights", heartbeat_age_s: 31 });
   assert.equal(isLoading(says), false);
-  assert.equal(stateLine(says), "Its last heartbeat came 31 s ago.");
+  assert.equal(stateLine(says), "Its last heartbeat arrived 31 s ago.");
 });
 
 test("a load that takes longer than usual says so", () => {

@@ -172,7 +172,7 @@ def test_a_broken_ledger_is_noted_beside_the_usage(capsys):
     [
         ({}, ""),
         ({"ready_in_s": 40}, "about 40s left"),
-        ({"ready_in_s": 0}, "it takes longer than usual"),
+        ({"ready_in_s": 0}, "it is slower than usual"),
         ({"load": {"phases": [{"detail": "3 of 8 shards", "seconds": 12.9, "expected_s": 14}]}},
          "3 of 8 shards, 12 s (last time 14s)"),
         ({"load": {"elapsed_s": 10, "expected_s": 50, "phases": []}, "ready_in_s": 7}, "about 40s left"),

@@ -23,18 +23,18 @@ def named(text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('targets = [{ model = "a", weight = 0 }]', "models[0].targets: one weight at least must be more than 0"),
+        ('targets = [{ model = "a", weight = 0 }]', "models[0].targets: at least a single weight must be more than 0"),
         ('targets = [{ model = "a", weight = -1 }]', "models[0].targets[0].weight: must be from 0 to 1e+06, not -1"),
         ('targets = [{ model = "a" }, { model = "a" }]', "models[0].targets: name each model once"),
         ("targets = [{ weight = 1 }]", "models[0].targets[0].model: is missing"),
         ('targets = ["a"]', 'models[0].targets[0]: must be a table, not "a"'),
         ('fallback_on = ["404"]', f"models[0].fallback_on: '404' is no reason to go on: these are {', '.join(REASONS)}"),
         ('fallbacks = [""]', "models[0].fallbacks: must be 1 to 256 printable characters"),
-        ('set = { model = "b" }', "models[0].set: 'model' is what the request is about, and stays as the client sent it"),
-        ("set = { stream = true }", "models[0].set: 'stream' is what the request is about, and stays as the client sent it"),
+        ('set = { model = "b" }', "models[0].set: 'model' is the subject of the request, and stays as the client sent it"),
+        ("set = { stream = true }", "models[0].set: 'stream' is the subject of the request, and stays as the client sent it"),
         ('set = { seed = 1 }\ndrop = ["seed"]',
          "models[0]: seed is in set and in drop: a member that is set replaces the client's"),
-        ('drop = ["messages"]', "models[0].drop: 'messages' is what the request is about, and stays as the client sent it"),
+        ('drop = ["messages"]', "models[0].drop: 'messages' is the subject of the request, and stays as the client sent it"),
         ('drop = ["a\\"b"]', "models[0].drop: 'a\"b' is no name of a member: letters, digits and any of . _ $ -"),
         ("set = { a = 2000-01-01 }", "models[0].set: must hold no dates or times: JSON has none, write them as strings"),
         ("set = { a = nan }", "models[0].set: must hold no inf and no nan: JSON has none"),
@@ -108,7 +108,7 @@ def test_litellms_settings_mean_the_same():
         ('[litellm_settings]\nfallbacks = [{ "*" = ["a"] }]', '"*" is not read: name each model that has fallbacks'),
         ('[router_settings]\nfallbacks = [{ "a" = ["b"] }, { "a" = ["c"] }]', "'a' is named twice"),
         ('[router_settings]\ncontext_window_fallbacks = [{ "a" = ["b", "c"] }]',
-         "give 'a' one model, the one with the longest context"),
+         "give 'a' a single model, with the longest context"),
         ('[router_settings]\nmodel_group_alias = { "a" = 3 }', "'a' must be a model's name, or like { model = \"b\", hidden = true }"),
         ("[router_settings]\nnum_retries = -1", "must be from 0 to 100, not -1"),
     ],
@@ -122,7 +122,7 @@ def test_unknown_members_of_litellms_tables_are_refused(text, words):
 def test_a_name_is_in_one_place():
     """LiteLLM's words and a table for the same name could contradict each other; so could a name for other models."""
     taken = problems_of('[[models]]\nname = "n"\n[litellm_settings]\nfallbacks = [{ "n" = ["a"] }]')
-    assert taken == ["models[0].name: litellm_settings or router_settings have 'n' too: say it in one place"]
+    assert taken == ["models[0].name: litellm_settings or router_settings have 'n' too: name it once"]
     other = problems_of(
         '[litellm_settings]\nfallbacks = [{ "n" = ["a"] }]\n[router_settings]\nmodel_group_alias = { "a" = "b" }'
     )

@@ -71,10 +71,10 @@ def test_processes_of_a_gateway_that_is_gone_are_ended_or_adopted():
 @pytest.mark.parametrize(
     ("worker", "level", "sentence", "command"),
     [
-        ({"state": "ready", "heartbeat_age_s": 1.26}, "ok", "It is ready; its last heartbeat came 1.3 s ago.", ""),
+        ({"state": "ready", "heartbeat_age_s": 1.26}, "ok", "It is ready; its last heartbeat arrived 1.3 s ago.", ""),
         ({"state": "loading"}, "ok", "It is loading; it sent no heartbeat yet.", ""),
         ({"state": "unhealthy", "heartbeat_age_s": 41.5, "failure": "it missed heartbeats."}, "error",
-         "It is unhealthy (it missed heartbeats); its last heartbeat came 41.5 s ago.", "./ichat.pyz workers 'w 1'"),
+         "It is unhealthy (it missed heartbeats); its last heartbeat arrived 41.5 s ago.", "./ichat.pyz workers 'w 1'"),
         ({"state": "failed", "managed": True, "failure": "ended with exit code 64", "cause": "unknown flag"}, "error",
          "It is failed (ended with exit code 64: unknown flag); it sent no heartbeat yet.", "./ichat.pyz logs 'w 1'"),
     ],

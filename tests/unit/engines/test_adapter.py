@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from ichat.engines import asgi
 from ichat.engines.adapter import (
     GENERATES,
     HEARS,
@@ -790,7 +789,7 @@ def test_the_list_of_models():
     assert listed["data"][1] == {**entry, "id": "lora", "root": "lora", "parent": "m", "max_model_len": None}
 
 
-def answered(app, *, rewrite=None, keep_alive=True, **of_request):
+def answered(app, *, rewrite=None, keep_alive=True, rewritten_bytes_max=10**6, **of_request):
     """Run one call, and give what came out of the socket, and the call."""
     theirs, ours = socket.socketpair()
     request = request_of(CHAT, **of_request)
@@ -806,6 +805,7 @@ def answered(app, *, rewrite=None, keep_alive=True, **of_request):
             ended=done.set,
             adapter=ProtocolAdapter(),
             rewrite=rewrite,
+            rewritten_bytes_max=rewritten_bytes_max,
         )
         call.start(app, set(), contextvars.copy_context())
         await done.wait()
@@ -909,10 +909,9 @@ def test_an_error_in_an_event_stream_is_rewritten(kind, code):
     assert json.loads(second.removeprefix(b"data: "))["error"]["code"] == code
 
 
-def test_an_answer_that_is_too_large_to_be_rewritten(monkeypatch):
+def test_an_answer_that_is_too_large_to_be_rewritten():
     """It fails before anything has been sent, and what follows it is not taken."""
-    monkeypatch.setattr(asgi, "REWRITTEN_BYTES_MAX", 10)
-    seen = answered(app_of(500, b"12345", b"678901", b"2"))
+    seen = answered(app_of(500, b"12345", b"678901", b"2"), rewritten_bytes_max=10)
     assert (seen.raw, seen.call.head_sent, seen.call.complete) == (b"", False, False)
     assert seen.call.failure.message == "The engine failed: its answer has more than 10 bytes."
 

@@ -5,8 +5,7 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ichat.engines import held_prefixes
-from ichat.engines.held_prefixes import HeldPrefixes
+from ichat.engines.held_prefixes import HeldBounds, HeldPrefixes
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain
 
 BLOCK_TOKENS = 8
@@ -191,10 +190,9 @@ def test_blocks_after_an_unknown_one_are_not_followed():
     assert repr(held) == "<HeldPrefixes: 0 digests, 0 blocks, 1 awaited>"
 
 
-def test_bounds(monkeypatch):
+def test_bounds():
     """Too many digests: the oldest are gone. Too many blocks: everything is. Too many requests: the oldest is given up."""
-    monkeypatch.setattr(held_prefixes, "DIGESTS_MAX", 8)
-    held = HeldPrefixes()
+    held = HeldPrefixes(HeldBounds(digests_max=8, chains_max=2, blocks_max=40))
     cache, gateway = Cache(held, 10_000), Gateway(held)
     for first in range(5):
         tokens = (first, *range(1, 64))
@@ -204,11 +202,9 @@ def test_bounds(monkeypatch):
     assert len(held.digests) == 8
     gateway.listen()
     assert gateway.believed == held.digests
-    monkeypatch.setattr(held_prefixes, "CHAINS_MAX", 2)
     for _ in range(4):
         held.expect(chain, 64, chain.length)
     assert "2 awaited" in repr(held)
-    monkeypatch.setattr(held_prefixes, "BLOCKS_MAX", 40)
     cache.serve(tuple(range(1000, 1064)), None)
     assert held.digests == set()
     gateway.listen()

@@ -37,8 +37,9 @@ class Site:
         self.moved = 0
         self.receiver = HeartbeatReceiver(
             self.fleet.registry, self.fleet.table, self.auth, Limits(heartbeats_per_second_max=per_second_max),
-            gateway_id="g", moved=self._move,
+            gateway_id="g",
         )  # fmt: skip
+        self.receiver.moved.add(self._move)
 
     def _move(self):
         self.moved += 1

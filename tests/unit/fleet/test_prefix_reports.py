@@ -35,12 +35,10 @@ class Site:
         self.index = PrefixIndex(trio.current_time, Routing())
         self.auth = Auth(Security())
         self.evicted = []
-        self._heartbeats = HeartbeatReceiver(
-            self.fleet.registry, self.fleet.table, self.auth, Limits(), gateway_id="g", moved=lambda: None
-        )
-        self._receiver = PrefixReportReceiver(
-            self._heartbeats, self.fleet.table, self.index, evicted=lambda *more: self.evicted.append(more)
-        )
+        fleet = self.fleet
+        self._heartbeats = HeartbeatReceiver(fleet.registry, fleet.table, self.auth, Limits(), gateway_id="g")
+        self._receiver = PrefixReportReceiver(self._heartbeats, fleet.table, self.index)
+        self._receiver.evicted.add(lambda *more: self.evicted.append(more))
 
     async def beat(self, sender=None, **more):
         known = {"worker_id": "w", "model_name": "m", "host": HERE, "port": 9, "start_id": "1"} | more

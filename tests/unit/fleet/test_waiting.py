@@ -1,4 +1,4 @@
-"""Waiting for the registry, in virtual time."""
+"""Waiting for changes of workers, in virtual time."""
 
 import pytest
 import trio

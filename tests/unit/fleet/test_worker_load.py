@@ -107,7 +107,7 @@ def test_a_registered_worker_reports_its_load():
     assert site.phases() == [("importing vLLM", 4.0, None), ("loading weights", 3.0, None)]
     site.tell("ready", loaded=[IMPORT, LoadPhase("loading weights", 3.0)])
     assert site.view().last_load.elapsed_s == 7
-    assert site.fleet.loads.times.expected("m", "start") is None
+    assert site.fleet.managed.times.expected("m", "start") is None
     site.tell("loading", start="2", load=[LoadPhase("importing vLLM", 1.0)])
     assert (site.phases(), site.view().ready_in_s) == ([("importing vLLM", 1.0, 4.0)], 6)
 
@@ -182,7 +182,7 @@ def test_a_wake_is_a_load():
         assert site.phases()[0][:2] == ("waking up", seconds)
         site.tell("ready")
     assert site.view().last_load.elapsed_s == 2
-    times = site.fleet.loads.times
+    times = site.fleet.managed.times
     assert (times.expected("m", "wake"), times.expected("m", "start")) == (1.5, 10)
 
 
@@ -200,7 +200,7 @@ def test_a_load_that_does_not_end_well_teaches_nothing(end):
         site.tell("draining")
     view = site.view()
     assert (view.load, view.last_load) == (None, None)
-    assert site.fleet.loads.times.expected("m", "start") is None
+    assert site.fleet.managed.times.expected("m", "start") is None
 
 
 def test_two_that_wait_for_room_do_not_wake_each_other():

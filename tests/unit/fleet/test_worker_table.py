@@ -1,4 +1,4 @@
-"""What the registry finds by its tables is what a look at every worker would find, at a cost that does not grow."""
+"""What the fleet finds by its tables is what a look at every worker would find, at a cost that does not grow."""
 
 import itertools
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import socket
 import sys
 
@@ -14,6 +15,8 @@ from ichat.http.failures import UpstreamError
 from ichat.http.hub import Hub
 from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay
+from ichat.http.request_ids import REQUEST_ID
+from ichat.observability.logs.log_format import JsonFormatter
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = b"text/event-stream"
@@ -156,6 +159,27 @@ async def test_an_upstream_that_fails_before_its_head_has_sent_none(sockets, nur
         await site.relay.run([b"request"])
     assert (caught.value.answered, caught.value.can_report, site.relay.reusable) == (True, False, False)
     assert (site.relay.has_head, site.relay.may_insert) == (False, True)
+
+
+async def test_a_bug_in_a_response_is_logged_with_its_request(sockets, nursery, caplog, monkeypatch):
+    """The hub's call has no request; the line is written by the request's task, in which the formatter finds the id."""
+    site = Site(sockets)
+    site.relay.body._usage = 7  # that is no observer
+    lines = []
+    form = JsonFormatter().format
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: lines.append(json.loads(form(record))))
+    nursery.start_soon(move_a_chunk, site)
+    REQUEST_ID.set(b"req-7")
+    with pytest.raises(UpstreamError, match="the gateway has a bug"):
+        await site.relay.run([b"request"])
+    [line] = lines
+    assert (line["request_id"], line["message"]) == ("req-7", "a bug moving a response")
+    assert "AttributeError" in line["traceback"]
+
+
+async def move_a_chunk(site):
+    await trio.testing.wait_all_tasks_blocked()
+    site.arrive(HEAD % EVENTS + chunk(b"d"))
 
 
 async def fail_after_half_a_head(site):

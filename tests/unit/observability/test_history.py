@@ -22,6 +22,8 @@ def fleet():
 class Counts:
     """What metrics would count of models."""
 
+    in_flight = 3
+
     def __init__(self):
         self.by_model = {}
 
@@ -36,7 +38,7 @@ class Counts:
             output_tokens=before.output_tokens + tokens[1],
         )
 
-    def __call__(self):
+    def traffic(self):
         return self.by_model.values()
 
 
@@ -48,7 +50,6 @@ def make(fleet, counts, seconds=15.0, **more):
         fleet.directory,
         balancer,
         traffic=counts,
-        in_flight=lambda: 3,
         **more,
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -131,6 +132,7 @@ class Remote:
         self.start_id = start_id
         self.last_ids = []
         self.scopes = []
+        self.is_ending = False
         self.status = 200
         self.port = 0
         self.upstream = Upstream(self._reply)
@@ -168,7 +170,7 @@ class Remote:
         await stream_.send_all(HEAD)
         with trio.CancelScope() as scope:
             self.scopes.append(scope)
-            async for block in LogStream(LogCursor(self.buffer, after=query.after), self.wakeup):
+            async for block in LogStream(LogCursor(self.buffer, after=query.after), self.wakeup, self):
                 await stream_.send_all(chunk(block))
             await stream_.send_all(b"0\r\n\r\n")
         return "close"
@@ -252,7 +254,7 @@ async def test_a_follower_goes_on_with_the_next_start(book, nursery):
 async def test_the_run_before(book):
     """Its files are kept until the next one; before there was one, 404 says so."""
     await run(book, "print('first')")
-    with pytest.raises(ApiError, match="no log of a run of w before the newest one"):
+    with pytest.raises(ApiError, match="no log of a run of w before the newest start"):
         await read(book, "previous=1")
     await run(book, "print('second')")
     assert await read(book, "previous=1") == [(1, "first")]
@@ -442,14 +444,14 @@ async def test_a_stream_that_never_catches_up(book):
 async def test_a_quiet_stream_is_kept_alive(autojump_clock):
     """A comment now and then; a stream without a line begins with a comment at once, another stream does not."""
     buffer, comment = LineBuffer(), b": \n\n"
-    stream = LogStream(LogCursor(buffer), Wakeup())
+    stream = LogStream(LogCursor(buffer), Wakeup(), SimpleNamespace(is_ending=False))
     began = trio.current_time()
     assert await anext(stream) == comment
     assert trio.current_time() == began
     assert await anext(stream) == comment
     assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)
     buffer.append([b"a line"], now=0)
-    stream, began = LogStream(LogCursor(buffer), Wakeup()), trio.current_time()
+    stream, began = LogStream(LogCursor(buffer), Wakeup(), SimpleNamespace(is_ending=False)), trio.current_time()
     assert b"a line" in await anext(stream)
     assert await anext(stream) == comment
     assert trio.current_time() - began == pytest.approx(logs.KEEP_ALIVE_S)

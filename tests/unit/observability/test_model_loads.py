@@ -48,7 +48,7 @@ async def test_whether_a_model_is_loaded_is_shown_of_on_demand_workers():
 async def test_a_scrape_shows_them_and_forgets_models_that_have_gone():
     """The series of a model end with it, so that models of launched workers leave nothing."""
     counts = LoadCounts()
-    fleet, metrics = known("stays", "goes", loads=lambda: counts)
+    fleet, metrics = known("stays", "goes", loads=counts)
     for model in ("stays", "goes"):
         counts.loaded(model, "request", "ready", 1.0)
     assert len(own(metrics).labels("ichat_model_loads_total")) == 2

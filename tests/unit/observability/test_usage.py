@@ -293,7 +293,7 @@ async def test_a_damaged_file_is_put_aside(tmp_path, caplog):
     (aside,) = tmp_path.glob(f"{FILE}.damaged-*")
     assert aside.read_bytes().startswith(b"this is no database")
     assert any("usage begins anew" in one.message for one in caplog.records)
-    assert any("begin without what was used before" in one.message for one in caplog.records)
+    assert any("begin without the earlier usage" in one.message for one in caplog.records)
 
 
 def test_a_file_that_breaks_while_it_is_used_is_put_aside(tmp_path):

@@ -19,7 +19,7 @@ IMPORT, WEIGHTS = StoryPhase("importing vLLM", 9.2, 8.4), StoryPhase("loading we
         ),
         (
             LoadStory(70.0, 60.0, [StoryPhase("warming up", 40.0, 0.4)]),
-            "warming up, 40 s (last time under 1 s); it takes longer than usual",
+            "warming up, 40 s (last time under 1 s); it is slower than usual",
         ),
         (LoadStory(0.0, 3.0, []), "about 3 s left"),
     ],

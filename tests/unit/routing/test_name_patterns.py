@@ -78,12 +78,12 @@ def test_lists_have_no_patterns():
     ("text", "words"),
     [
         ('[[models]]\nname = "a*b*"\ntargets = [{ model = "x" }]',
-         "models[0].name: 'a*b*' has more than one *: one can stand for any characters"),
+         "models[0].name: 'a*b*' has several *: a single * stands for any characters"),
         ('[[models]]\nname = "a*"\nfallbacks = ["x"]', "models[0]: 'a*' stands for many names, so that it needs targets"),
         ('[[models]]\nname = "a"\ntargets = [{ model = "x*" }]',
          "models[0]: 'x*' has a *, and a request goes to one model: only names of [[models]] have it"),
         ('[[external_routes]]\nmodel_name = "gpt-*"\napi_base = "http://h/v1"',
-         ("external_routes[0].model_name: 'gpt-*' has a *: give the route a plain name, and that name as target to one"
+         ("external_routes[0].model_name: 'gpt-*' has a *: give the route a plain name, and that name as target to a name"
           " with * in [[models]]")),
         ('[[security.keys]]\nname = "k"\nkey_env = "K"\nmodels = ["a*"]',
          "security.keys[0].models: 'a*' has a *, and no name of [[models]] is written so"),

@@ -139,10 +139,8 @@ class Rig:
         restart = Restart(**{"first_s": 5.0, "attempts_max": 3, **restart})
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
-        self.context = Context(
-            config, self.fleet.table, self.fleet.directory, self.fleet.managed, self.fleet.loads.times,
-            LocalHost(state, LogStore(), GpuReader()), lambda: None,
-        )  # fmt: skip
+        parts = self.fleet.table, self.fleet.directory, self.fleet.managed
+        self.context = Context(config, *parts, LocalHost(state, LogStore(), GpuReader()), lambda: None)
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
@@ -224,7 +222,7 @@ async def test_twenty_waiters_are_served_by_one_start(autojump_clock, rig):
             nursery.start_soon(site.answered, "a")
     assert (len(site.starts), worker.phase) == (1, "ready")
     assert site.loader.counts.loads == {("a", "request", "ready"): 1}
-    assert site.fleet.loads.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
+    assert site.fleet.managed.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
     worker.life.unload()
     await site.until(lambda: worker.phase == "cold")
     assert not site.alive
@@ -435,7 +433,7 @@ async def test_sleep_and_wake(autojump_clock, rig):
     await site.answered("b")
     assert first.phase == "asleep"
     await site.answered("a")
-    assert (len(site.starts), site.fleet.loads.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
+    assert (len(site.starts), site.fleet.managed.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
     site.refusals["asleep"].append(ValueError("it has requests"))
     await site.answered("b")
     assert first.phase == "cold"

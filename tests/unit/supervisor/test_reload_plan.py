@@ -151,14 +151,14 @@ def test_a_cold_worker_takes_its_change_with_its_next_load():
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        ({"gpu_ids": []}, {"gpu_ids": [], "env": {"A": "1"}}, "without a gap: the new one comes up beside it"),
+        ({"gpu_ids": []}, {"gpu_ids": [], "env": {"A": "1"}}, "without a gap: the new process starts beside it"),
         ({"gpu_ids": [0, 1]}, {"gpu_ids": [1, 2]}, "with a gap: both need GPU 1"),
         ({"gpu_ids": [0], "port": 9}, {"gpu_ids": [1], "port": 9}, "with a gap: both need port 9"),
         ({}, {"env": {"A": "1"}}, "with a gap: without gpu_ids each may use every GPU"),
     ],
 )
 def test_a_restart_says_whether_the_model_is_served_all_the_while(old, new, gap):
-    """And what keeps the new process from coming up beside the old one."""
+    """And what keeps the new process from starting beside the old process."""
     change = the_change(spec(**old), spec(**new))
     assert (change.action, change.gap, change.new_first) == ("restart", gap, gap.startswith("without a gap"))
     assert step_of(change).why == f"{change.why}; {gap}"
@@ -170,7 +170,7 @@ def test_another_worker_may_be_in_the_way_of_a_restart():
     first, second = plan(old, [spec(gpu_ids=[1]), spec("b", gpu_ids=[2])])
     assert (first.gap, second.gap) == (
         "with a gap: worker w1 still has GPU 1",
-        "without a gap: the new one comes up beside it",
+        "without a gap: the new process starts beside it",
     )
     [change] = changes_of_workers([Running("w0", old[0], False, False, is_down=True)], [spec(gpu_ids=[3])], {}, {})
     assert (change.action, change.gap) == ("restart", "")
@@ -203,6 +203,10 @@ def test_another_interpreter_restarts_those_that_have_it():
     )
 
 
+def part_of(number, share):
+    return {"gpu_ids": [number], "share_gpus": True, "backend_args": {"gpu_memory_utilization": share}}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "is_first"),
     [
@@ -210,16 +214,49 @@ def test_another_interpreter_restarts_those_that_have_it():
         ({"gpu_ids": [0, 1]}, {"gpu_ids": [1, 2]}, False),
         ({"gpu_ids": [0]}, {"gpu_ids": []}, True),
         ({"gpu_ids": []}, {"gpu_ids": [], "host": "0.0.0.0"}, True),
-        ({"gpu_ids": []}, {"gpu_ids": None}, False),
+        ({"gpu_ids": []}, {"gpu_ids": None}, True),
+        ({"gpu_ids": None}, {"gpu_ids": []}, True),
         ({"gpu_ids": None}, {"gpu_ids": [0]}, False),
         ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 5}, False),
         ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 6}, True),
         ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 0}, True),
+        ({"gpu_ids": [], "host": "10.0.0.1", "port": 5}, {"gpu_ids": [], "host": "10.0.0.2", "port": 5}, True),
+        ({"gpu_ids": [], "host": "10.0.0.1", "port": 5}, {"gpu_ids": [], "host": "0.0.0.0", "port": 5}, False),
+        ({"gpu_ids": [0]}, {"gpu_ids": [0], "env": {"CUDA_VISIBLE_DEVICES": "1"}}, True),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, {"env": {"CUDA_VISIBLE_DEVICES": "0,1"}}, False),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, {"env": {"CUDA_VISIBLE_DEVICES": ""}}, True),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "GPU-7a"}}, {"gpu_ids": [1]}, False),
+        ({"gpu_ids": [0], "env": {"A": "1"}}, {"gpu_ids": [0], "env": {"HIP_VISIBLE_DEVICES": "1"}}, False),
+        (part_of(0, 0.4), part_of(0, 0.6), True),
+        (part_of(0, 0.4), part_of(0, 0.61), False),
+        (part_of(0, 0.4), {"gpu_ids": [0]}, False),
+        ({**part_of(0, 0.1), "backend": "sglang"}, {**part_of(0, 0.2), "backend": "sglang"}, False),
     ],
 )  # fmt: skip
 def test_the_new_one_comes_first_where_both_have_room(old, new, is_first):
     change = the_change(spec(**old), spec(**new))
     assert (change.action, change.new_first) == ("restart", is_first)
+
+
+def test_shares_of_all_workers_count_together():
+    """Beside a worker that stays, two processes of another may be too much; a worker that is stopped ends before."""
+    old, new = spec(**part_of(0, 0.4)), spec(**part_of(0, 0.5))
+    beside = spec("b", **part_of(0, 0.2))
+    assert plan([old], [new])[0].new_first
+    assert plan([old, beside], [new, beside])[0].gap == "with a gap: both need GPU 0"
+    assert plan([old, beside], [new])[0].new_first
+    assert plan([old, beside], [new, beside], failed=[1])[0].new_first
+    moved = spec("b", **part_of(1, 0.2))
+    assert [one.new_first for one in plan([old, beside], [new, moved])] == [False, True]
+
+
+def test_the_variable_of_an_engine_says_which_gpus_a_worker_has():
+    """Another variable means nothing to it."""
+    engines = {"vllm": EngineSettings(devices="HIP_VISIBLE_DEVICES")}
+    old = spec(gpu_ids=[0])
+    for name, is_first in (("HIP_VISIBLE_DEVICES", True), ("CUDA_VISIBLE_DEVICES", False)):
+        change = the_change(old, spec(gpu_ids=[0], env={name: "1"}), engines=(engines, engines))
+        assert change.new_first is is_first
 
 
 def test_two_that_change_places_cannot_both_come_first():

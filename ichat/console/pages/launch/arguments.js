@@ -100,7 +100,7 @@ function matches(flag, words) {
 }
 
 /**
- * Names that match come before texts that match.
+ * Matching names stand before matching texts.
  *
  * @param {Map<string, Api.EngineFlag>} flags
  * @param {string} search

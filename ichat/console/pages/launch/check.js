@@ -4,7 +4,7 @@ import { api } from "../../api.js";
 import { useEffect, useState } from "../../ui.js";
 
 /**
- * What the gateway says of a worker; `isOld`: the form has changed since.
+ * The gateway's findings about a worker; `isOld`: the form has changed since.
  *
  * @typedef {Partial<Api.LaunchCheck> & { objections: string[], isOld?: boolean }} Check
  */
@@ -12,7 +12,7 @@ import { useEffect, useState } from "../../ui.js";
 const PAUSE_MS = 600;
 
 /**
- * What the gateway says of the worker before it is launched: asked again when the form has rested for a moment.
+ * The gateway's findings about the worker before its launch: requested again after a pause in typing.
  *
  * @param {(Api.Launch & Record<string, unknown>) | null} body
  */

@@ -1,4 +1,4 @@
-// A worker that is about to be launched: what the form holds, as the API and as ichat.toml have it.
+// A worker before its launch: the form's values, as the API and as ichat.toml have them.
 
 /** Arguments of engines that are asked for most, where an engine has them. */
 export const USUAL = [
@@ -20,7 +20,7 @@ export const USUAL = [
 ];
 
 /**
- * What the form holds: texts as they were typed, of the arguments as well.
+ * The form's values: texts as they were typed, of the arguments as well.
  *
  * @typedef {"backend" | "model_path" | "model_name" | "load" | "when_idle" | "idle_s" | "port" | "host" |
  *   "max_in_flight" | "python" | "env" | "on_gateway_exit"} TextField
@@ -52,7 +52,7 @@ export const EMPTY = {
 };
 
 /**
- * Return the name that requests use, where none was given: the directory's, or the one on the model hub.
+ * Return the name that requests use, where none was given: the directory's, or the model's name on the hub.
  *
  * @param {Pick<Draft, "model_name" | "model_path">} draft
  */
@@ -75,7 +75,7 @@ function read(text, kind) {
 }
 
 /**
- * Return an argument's value from what was typed: a number, a switch, a table or a text. Throws an Error.
+ * Return an argument's value from the typed text: a number, a switch, a table or a text. Throws an Error.
  *
  * @param {string} text
  * @param {Pick<Api.EngineFlag, "kind"> & Partial<Api.EngineFlag> | undefined} flag
@@ -104,7 +104,7 @@ function guess(text) {
 }
 
 /**
- * Return the worker as the API takes it; `flags` are those of the engine, by their keys. Throws an Error.
+ * Return the worker as the API expects it; `flags` are those of the engine, by their keys. Throws an Error.
  *
  * @param {Draft} draft
  * @param {Map<string, Api.EngineFlag>} flags

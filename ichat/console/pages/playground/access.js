@@ -1,4 +1,4 @@
-// What the playground asks with: a model of those that there are, and a client's key where clients have keys.
+// The model of the playground's requests, and a client's key where clients have keys.
 
 import { api, asKey } from "../../api.js";
 import { hrefOf } from "../../router.js";
@@ -25,7 +25,7 @@ export function useNames() {
   return [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
 }
 
-/** Return a function that tells whether a name can be answered now: a model's, or one that stands for models. */
+/** Return a function that returns whether a model, or a name that stands for models, can answer now. */
 export function useIsReady() {
   const models = useStore((all) => all.models);
   const targetsOf = useTargets();
@@ -43,7 +43,7 @@ export function useTargets() {
 }
 
 /**
- * A choice among the models; `value` is what is chosen, or "" for none.
+ * A choice among the models; `value` is the chosen model, or "" for none.
  *
  * @param {{ value: string, onChange: (model: string) => void, label?: string }} props
  */
@@ -65,7 +65,7 @@ export function ModelChoice({ value, onChange, label = "Model" }) {
     ${shown.map((name) => html`<option key=${name} value=${name}>${name}${stateOf(name)}</option>`)}</select>`;
 }
 
-/** Asks for a client's key where one is needed, or makes one that lasts an hour. */
+/** Asks for a client's key if clients need a key, or makes a key that lasts an hour. */
 export function Access() {
   const version = useStore((all) => all.keysVersion);
   const [isNeeded, setNeeded] = useState(false);

@@ -1,4 +1,4 @@
-// The chat: its conversations, one a side, and the requests that go on. All of it is in this page's memory alone.
+// The chat: a conversation for each side, and the requests under way. All of it is in this page's memory alone.
 
 import { send, stream } from "../../api.js";
 import { useEffect, useRedraw } from "../../ui.js";
@@ -31,7 +31,7 @@ const listeners = new Set();
  */
 
 /**
- * How an answer is shown: at once, or with what comes shortly after it.
+ * How an answer is shown: at once, or together with the events that follow shortly.
  *
  * @typedef {(change: Partial<Chat>) => void} Apply
  * @typedef {(next: Reply, apply: Apply) => void} Show
@@ -94,7 +94,7 @@ function setSide(/** @type {number} */ id, /** @type {Partial<Side>} */ part, ap
 export const chooseModel = (id, model) => setSide(id, { model });
 
 /**
- * Put a second model beside the first, with a conversation of its own: what is sent from now on goes to both.
+ * Put a second model beside the first, with a conversation of its own: later messages go to both.
  *
  * @param {string} model
  */
@@ -104,7 +104,7 @@ export function addSide(model) {
 }
 
 /**
- * Take a side away.
+ * Remove a side.
  *
  * @param {number} id
  */
@@ -120,7 +120,7 @@ export function removeSide(id) {
  */
 export const isAnswering = (chat) => chat.sides.some((one) => one.control !== null);
 
-/** End the answers that are under way; what has come stays. */
+/** End the answers that are under way; the received text stays. */
 export function stop() {
   for (const side of state.sides) side.control?.abort();
 }
@@ -131,7 +131,7 @@ export function clear() {
   setNow({ sides: state.sides.map((one) => ({ ...one, entries: [] })) });
 }
 
-/** Send what was written to each side. Throws an Error if a parameter is wrong. */
+/** Send the written text to each side. Throws an Error if a parameter is wrong. */
 export function sendDraft() {
   const { text, pictures } = state.draft;
   /** @type {Entry} */
@@ -143,7 +143,7 @@ export function sendDraft() {
 }
 
 /**
- * Ask anew with another text in place of an earlier one; what came after it goes.
+ * Ask anew with another text in place of an earlier text; the later messages are removed.
  *
  * @param {number} entryId
  * @param {string} text
@@ -163,7 +163,7 @@ export function edit(entryId, text) {
 }
 
 /**
- * Have one side answer again.
+ * Have a side answer again.
  *
  * @param {number} sideId
  * @param {number} entryId
@@ -179,7 +179,7 @@ export function regenerate(sideId, entryId) {
 }
 
 /**
- * Give one side what its tools have found: [{id, content}], and have it go on.
+ * Give a side the results of its tools, [{id, content}], and have it go on.
  *
  * @param {number} sideId
  * @param {ResultsTurn["results"]} results
@@ -206,7 +206,7 @@ function check(entries) {
   chatBody("", state.settings, entries);
 }
 
-/** Ask a side's model for the next answer, and take it as it comes. */
+/** Ask a side's model for the next answer, and show it as it arrives. */
 async function ask(/** @type {number} */ sideId) {
   const side = sideOf(sideId);
   if (!side) return;
@@ -217,7 +217,7 @@ async function ask(/** @type {number} */ sideId) {
   const show = (/** @type {Reply} */ next, /** @type {Apply} */ apply) => {
     reply = next;
     const now = sideOf(sideId);
-    if (!now?.entries.some((one) => one.id === id)) return; // it was taken away meanwhile
+    if (!now?.entries.some((one) => one.id === id)) return; // it was removed meanwhile
     const entries = now.entries.map((one) => (one.id === id ? { ...one, reply } : one));
     setSide(sideId, { entries, ...(!isOpen(reply) && now.control === control && { control: null }) }, apply);
   };
@@ -246,7 +246,7 @@ function take(body, signal, now, show) {
 }
 
 /**
- * Send a request and give the events and comments of its stream on; a plain answer is one event.
+ * Send a request and give the events and comments of its stream on; a plain answer is a single event.
  *
  * @param {string} path
  * @param {Body} body

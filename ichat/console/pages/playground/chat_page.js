@@ -1,4 +1,4 @@
-// The chat's part of the playground: one model, or two side by side.
+// The chat's part of the playground: a single model, or two side by side.
 
 import { Button, html, Icon, useEffect, useLayoutEffect, useRef } from "../../ui.js";
 import { ModelChoice, useIsReady, useNames } from "./access.js";
@@ -31,7 +31,7 @@ export function useFirstModel() {
 }
 
 /**
- * Keep the end of the conversation in sight, unless one has scrolled away from it.
+ * Keep the end of the conversation in sight, unless the reader has scrolled away from it.
  *
  * @param {ChatState} chat
  */

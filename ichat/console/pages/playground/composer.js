@@ -1,4 +1,4 @@
-// Where one writes: a text, and pictures that are chosen, pasted or dropped.
+// The field for the next message: a text, and pictures that are chosen, pasted or dropped.
 
 import { Button, html, Icon, toast, useRef, useState } from "../../ui.js";
 
@@ -24,7 +24,7 @@ function read(file) {
 }
 
 /**
- * Return the pictures among these files as data URLs; what is none is said.
+ * Return the pictures among these files as data URLs; other files are reported.
  *
  * @param {File[]} files
  * @param {number} room
@@ -42,7 +42,7 @@ async function picturesIn(files, room) {
 }
 
 /**
- * Pictures as small images, each with a button that takes it away (`onRemove`).
+ * Pictures as small images, each with a button that removes it (`onRemove`).
  *
  * @param {{ pictures?: string[], onRemove?: (at: number) => void }} props
  */

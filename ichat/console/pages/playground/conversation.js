@@ -1,4 +1,4 @@
-// One side of the chat: what was said, by whom, and what can be done with it.
+// A side of the chat: its messages, and the actions on them.
 
 import { Markdown } from "../../markdown.js";
 import { Button, Field, html, useState } from "../../ui.js";
@@ -39,7 +39,7 @@ function UserEntry({ entry }) {
       <div class="actions"><${Button} small onClick=${() => setText(null)}>Cancel<//>
         <${Button} small tone="primary" disabled=${!text.trim() && !entry.pictures.length}
           onClick=${async () => save()}>Send anew<//>
-        <span class="hint">What came after it goes.</span></div></article>`;
+        <span class="hint">The later messages are removed.</span></div></article>`;
   }
   return html`<article class="said by-user" data-by="user"><${Pictures} pictures=${entry.pictures} />
     <div class="said-text">${entry.text}</div>

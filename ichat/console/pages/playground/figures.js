@@ -1,4 +1,4 @@
-// What was measured of an answer, who gave it, and the same request as a program has it.
+// The figures of an answer, its worker, and the same request as a program.
 
 import { BASE } from "../../api.js";
 import { hrefOf } from "../../router.js";
@@ -54,7 +54,7 @@ export function Figures({ reply }) {
     [
       found.out !== null && `${about}${number(found.out)} tokens`,
       found.isEstimate
-        ? "Events of the stream: the engine has not told how many tokens they are"
+        ? "Events of the stream: the engine has not reported how many tokens they are"
         : "As the engine counts them",
     ],
     [
@@ -78,7 +78,7 @@ export function Figures({ reply }) {
 const workerPage = (worker) => (worker.startsWith("external:") ? hrefOf("models") : hrefOf("workers", [worker]));
 
 /**
- * What an answer that is under way waits for; while the model is loaded, what the load does.
+ * The reason why an answer is not there yet: during a load of its model, the load's progress.
  *
  * @param {{ reply: Reply, model: string }} props
  */
@@ -130,7 +130,7 @@ const UNNAMED = html`The response did not name its worker (<code>worker_header</
   <code>[server_settings]</code>).`;
 
 /**
- * Who gave an answer, and why: what the response told, and where the same request would go now.
+ * The worker of an answer, and why: by the response's headers, and where the same request would go now.
  *
  * @param {{ reply: Reply, body: Body, onClose: () => void }} props
  */
@@ -175,7 +175,7 @@ export function AsProgram({ path, body, onClose }) {
 }
 
 /**
- * The buttons below an answer: copy its text, as a program, who. `more` are others.
+ * The buttons below an answer: copy its text, the program, its worker. `more` are others.
  *
  * @param {{ reply: Reply, text: string, body: Body, path: string, more?: ComponentChildren }} props
  */

@@ -1,4 +1,4 @@
-// A model's answer as it comes: what each event of the stream adds to it, and what that makes of it. Pure functions.
+// A model's answer as it arrives: each event of the stream adds to it. Pure functions.
 
 /**
  * @typedef {{ message: string, code?: string, status?: number }} ReplyError
@@ -50,9 +50,9 @@ export const newReply = (now) => ({
   endedAt: null,
 });
 
-/** Calls with an index beyond are not shown: no model makes so many. */
+/** Calls with a higher index are not shown: no model makes that many. */
 const CALLS_MAX = 128;
-/** Fewer tokens, or a shorter time, tell no rate: a few tokens come in one piece. */
+/** Fewer tokens, or a shorter time, show no rate: a few tokens arrive together. */
 const RATE_TOKENS_MIN = 20;
 const RATE_S_MIN = 0.1;
 const TOLD = {
@@ -66,7 +66,7 @@ const TOLD = {
 };
 
 /**
- * Return what the gateway tells in a response's headers: {worker, model, attempts, prefix, …}.
+ * Return the gateway's report in a response's headers: {worker, model, attempts, prefix, …}.
  *
  * @param {Headers} headers
  */
@@ -76,7 +76,7 @@ export function toldBy(headers) {
 }
 
 /**
- * Return the answer with what the response's headers tell.
+ * Return the answer with the report in the response's headers.
  *
  * @param {Reply} reply
  * @param {Headers} headers
@@ -85,7 +85,7 @@ export function toldBy(headers) {
 export const withHead = (reply, headers) => ({ ...reply, state: "answering", told: toldBy(headers) });
 
 /**
- * Return the answer with a comment of the stream: what the gateway says while the model is loaded.
+ * Return the answer with a comment of the stream: the gateway's report during a load of the model.
  *
  * @param {Reply} reply
  * @param {string} text
@@ -93,7 +93,7 @@ export const withHead = (reply, headers) => ({ ...reply, state: "answering", tol
 export const withComment = (reply, text) => (text.startsWith("loading ") ? { ...reply, note: text } : reply);
 
 /**
- * Return the answer with the data of one more event of the stream, or with those of a plain response.
+ * Return the answer with the data of the next event of the stream, or of a plain response.
  *
  * @param {Reply} reply
  * @param {string} data
@@ -182,7 +182,7 @@ export function ended(reply, now, { error = null, isStopped = false } = {}) {
 }
 
 /**
- * Return whether an answer is still to come or under way.
+ * Return whether an answer has not arrived as a whole yet.
  *
  * @param {Reply} reply
  */
@@ -191,7 +191,7 @@ export const isOpen = (reply) => reply.state === "waiting" || reply.state === "a
 /**
  * Return [thoughts, text] of an answer.
  *
- * A model whose engine has no reasoning parser writes its thoughts into the text, before `</think>`.
+ * Without a reasoning parser, the engine's model writes its thoughts into the text, before `</think>`.
  *
  * @param {Pick<Reply, "text" | "thoughts">} reply
  */
@@ -204,7 +204,7 @@ export function partsOf({ text, thoughts }) {
 }
 
 /**
- * Return what was measured: {first_s, tokens_s, total_s, in, out, cached, isEstimate}; null: not known.
+ * Return the figures: {first_s, tokens_s, total_s, in, out, cached, isEstimate}; null: not known.
  *
  * @param {Reply} reply
  * @param {number} now

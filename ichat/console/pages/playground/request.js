@@ -5,7 +5,7 @@ import { partsOf } from "./reply.js";
 /** @import { Reply } from "./reply.js" */
 
 /**
- * What is said in a conversation, by the user, the model, or the tools that it has called.
+ * A message of a conversation: of the user, the model, or the tools that it has called.
  *
  * @typedef {{ kind: "user", text: string, pictures?: string[] }} UserTurn
  * @typedef {{ kind: "reply", reply: Pick<Reply, "text" | "thoughts" | "calls"> }} ReplyTurn
@@ -14,14 +14,14 @@ import { partsOf } from "./reply.js";
  */
 
 /**
- * The form of parameters, the body of a request as JSON has it, and what a reranker says of a text.
+ * The form of parameters, the body of a request as JSON, and a reranker's result for a text.
  *
  * @typedef {typeof NO_SETTINGS} Settings
  * @typedef {Record<string, any>} Body
  * @typedef {{ index: number, relevance_score?: number, score?: number }} Score
  */
 
-/** What the form of parameters holds when nothing was put in; an empty field is not sent. */
+/** The values of an empty form of parameters; an empty field is not sent. */
 export const NO_SETTINGS = {
   system: "",
   temperature: "",
@@ -65,7 +65,7 @@ function jsonIn(name, text) {
 }
 
 /**
- * Return the tools that a text names, as the API takes them; a bare function gets its `type`. Throws an Error.
+ * Return the tools that a text names, as the API expects them; a bare function gets its `type`. Throws an Error.
  *
  * @param {string} text
  */
@@ -81,7 +81,7 @@ export function toolsIn(text) {
 }
 
 /**
- * Return the members that the form adds to a request. Throws an Error that says what is wrong.
+ * Return the members that the form adds to a request. Throws an Error with the mistake.
  *
  * @param {Settings} settings
  * @returns {Body}
@@ -108,7 +108,7 @@ export function parametersOf(settings, { hasTools = true } = {}) {
 }
 
 /**
- * Return a conversation as the API takes it.
+ * Return a conversation as the API expects it.
  *
  * `entries`: {kind: "user", text, pictures} | {kind: "reply", reply} | {kind: "results", results: [{id, content}]}. An
  * answer without content is left out, together with what it was to answer: models want the roles to take turns. So is a
@@ -183,7 +183,7 @@ function streamed(body, parameters) {
 }
 
 /**
- * Return a request as a command; the key is taken from a variable.
+ * Return a request as a command; the key is in a variable.
  *
  * @param {string} base
  * @param {string} path

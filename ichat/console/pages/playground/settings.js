@@ -11,7 +11,7 @@ const FIELDS = [
   ["temperature", "Temperature", "0: always the likeliest word; 1: as trained; more: wilder."],
   ["max_tokens", "Tokens at most", "The answer is cut off there."],
   ["top_p", "top_p", "Only the likeliest words that make up this share."],
-  ["top_k", "top_k", "Only so many of the likeliest words."],
+  ["top_k", "top_k", "Only this many of the likeliest words."],
   ["seed", "Seed", "The same number gives the same answer, mostly."],
   ["presence_penalty", "Presence penalty", "Above 0: rather new words."],
   ["frequency_penalty", "Frequency penalty", "Above 0: fewer repetitions."],
@@ -38,7 +38,7 @@ function wrongTools(text) {
 }
 
 /**
- * The form. `of`: what the parameters are for: "chat" | "completion".
+ * The form. `of`: the kind of request: "chat" | "completion".
  *
  * @param {{ settings: Values, onChange: (settings: Values) => void, of?: "chat" | "completion" }} props
  */

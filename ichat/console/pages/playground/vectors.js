@@ -27,7 +27,7 @@ import { cosine, curlOf, rankedIn } from "./request.js";
 /** @import { Body } from "./request.js" */
 
 /**
- * An answer, and what was asked; the answer's shape is checked where it is shown.
+ * An answer and its request; the answer's shape is checked where it is shown.
  *
  * @typedef {{ answer: any, body: Body, path: string, told: Record<string, string>, took_s: number }} Found
  * @typedef {ReturnType<typeof rankedIn>[number]} RankedText
@@ -73,7 +73,7 @@ async function ask(path, body) {
 }
 
 /**
- * What the form of a part holds, kept when another page is shown; and a failure.
+ * The values of a part's form, kept when another page is shown; and a failure.
  *
  * @template {keyof typeof kept} Name
  * @param {Name} name

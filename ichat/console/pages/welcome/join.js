@@ -1,4 +1,4 @@
-// How a worker of another machine joins: what the gateway lacks for that, and the command. Pure functions.
+// How a worker of another machine joins: the settings that the gateway needs for that, and the command. Pure functions.
 
 /** @import { Machine } from "../../store.js" */
 
@@ -16,7 +16,7 @@ const LOOPBACK = /^(127\.|localhost$|::1$|\[::1\]$)/;
 const EVERYWHERE = new Set(["", "0.0.0.0", "::"]);
 
 /**
- * Return what the configuration lacks until other machines reach the gateway, {why, toml}; null: nothing.
+ * Return the settings that are missing until other machines reach the gateway, {why, toml}; null: nothing.
  *
  * @param {{ server_settings: Server, security: Security }} settings
  */
@@ -35,7 +35,7 @@ export function joinSettings({ server_settings: server, security }) {
 }
 
 /**
- * Return an address of the gateway for other machines: `base` is the one that this page has come from.
+ * Return an address of the gateway for other machines: `base` is the address of this page.
  *
  * @param {{ server_settings: Server }} settings
  * @param {Pick<Machine, "name"> | null | undefined} machine

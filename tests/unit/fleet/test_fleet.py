@@ -1,4 +1,4 @@
-"""The registry, without any event loop and with a clock of the test's."""
+"""The parts of a fleet together, without any event loop and with a clock of the test's."""
 
 import re
 

@@ -1,0 +1,71 @@
+"""Reloads while the workers of the reload before are on their way: in the end the wanted workers run, and no others."""
+
+import pytest
+from support.gateway_lives import World, config_of, live, spec_of
+
+LIVES = 30
+
+
+@pytest.fixture(name="begin")
+def begin_fixture(nursery, monkeypatch):
+    """Start a gateway with these workers, and wait until they are ready: `world = await begin(*specs)`."""
+
+    async def begin(*specs):
+        world = World(0, config_of(specs))
+        world.failing, world.nursery = 0.0, nursery
+        world.patch(monkeypatch)
+        await world.start_gateway()
+        await world.rest()
+        return world
+
+    return begin
+
+
+async def test_a_worker_that_a_later_reload_wants_is_not_ended_by_an_earlier_one(autojump_clock, begin):
+    """The earlier reload's new worker may become ready for the later one, beside the worker it was to replace."""
+    old, new = spec_of("twin"), spec_of("twin", 1)
+    world = await begin(old, old)
+    world.load_s = {"twin-1": 30, "twin-2": 9, "twin-3": 1}
+    world.reload(config_of([new, new]))
+    await world.until(lambda states: "twin-1" not in states)
+    assert world.states() == {"twin-0": "ready", "twin-2": "loading", "twin-3": "ready"}
+    world.reload(config_of([old, old]))
+    await world.rest()
+    assert world.states()["twin-0"] == "ready"
+
+
+async def test_a_worker_on_its_way_is_started_anew_in_its_place(autojump_clock, begin):
+    """It serves nothing yet, so nothing comes up beside it; the worker that serves goes when it is ready."""
+    world = await begin(spec_of("a"))
+    world.load_s = {"a-1": 9}
+    world.reload(config_of([spec_of("a", 1)]))
+    await world.until(lambda states: states.get("a-1") == "loading")
+    world.reload(config_of([spec_of("a", 1)], python="/p2"))
+    assert world.states().keys() == {"a-0", "a-1"}
+    assert world.states()["a-0"] == "ready"
+    await world.rest()
+    assert world.states() == {"a-1": "ready"}
+
+
+async def test_a_new_worker_may_have_the_id_of_a_new_worker_before_it(autojump_clock, begin):
+    """The worker that the first of both has replaced is still ending then."""
+    world = await begin(spec_of("a"), spec_of("a", 1))
+    (slow,) = (one for one in world.alive.values() if one.worker_id == "a-0")
+    slow.stop_s = 5
+    world.load_s, world.stop_s = {"a-2": 1}, {"a-2": 0}
+    world.reload(config_of([spec_of("a", 2), spec_of("a", 1)]))
+    await world.until(lambda states: states["a-0"] == "draining")
+    world.reload(config_of([spec_of("a", 1)]))
+    await world.until(lambda states: "a-2" not in states)
+    world.load_s = {"a-2": 9}
+    world.reload(config_of([spec_of("a", 3)]))
+    assert world.states()["a-0"] == "draining"
+    await world.rest()
+    assert world.states() == {"a-2": "ready"}
+
+
+def test_any_life_ends_well(monkeypatch):
+    """After any reloads, crashes, launches and ends of the gateway, the wanted workers run, each with one record."""
+    for seed in range(LIVES):
+        with monkeypatch.context() as patches:
+            live(seed, patches)
