@@ -109,10 +109,14 @@ class FrontDoor(Generic[Caller]):
         """Encrypt new connections by this from now on; None: not at all."""
         self.tls = tls
 
-    def see_peers(self, peers: Peers) -> None:
-        """Compare with the processes that accept from the same listeners; called about once a second."""
+    def see_peers(self, peers: Peers, requests: int | None = None) -> None:
+        """Compare with the processes that accept from the same listeners; called about once a second.
+
+        `requests` is how many were in flight here when the mean of all was made; None: those of this moment.
+        """
         self.turns.see(peers)
-        requests = sum(not client.idle for client in self.clients)
+        if requests is None:
+            requests = sum(not client.idle for client in self.clients)
         self._shedding.see(requests, peers.requests)
         if self.retirement is None:
             self.ends_connection = None if self._shedding.many_since is None else self._shedding.sheds_next

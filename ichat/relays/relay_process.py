@@ -66,6 +66,8 @@ class RelayProcess:
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
+        self._requests = 0
+        """In flight, as the owner heard last."""
         self._ended = trio.Event()
         """Set when this process must end."""
         self._nursery: trio.Nursery
@@ -222,13 +224,14 @@ class RelayProcess:
         numbers = [frame.content.get(name) for name in ("connections", "requests")]
         if all(isinstance(number, int | float) for number in numbers):
             means: list[Any] = numbers
-            self._door.see_peers(Peers(*means, is_fewest=frame.content.get("is_fewest") is True))
+            is_fewest = frame.content.get("is_fewest") is True
+            self._door.see_peers(Peers(*means, is_fewest=is_fewest), self._requests)
         self._send_pulse()
 
     def _send_pulse(self) -> None:
         assert self._door is not None
-        requests = sum(not client.idle for client in self._door.clients)
-        self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": requests}))
+        self._requests = sum(not client.idle for client in self._door.clients)
+        self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": self._requests}))
         told = None if self._parts is None else self._desk.told(self._parts.clock)
         if told is not None:
             self.send(told)
