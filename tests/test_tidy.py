@@ -331,8 +331,8 @@ WRITERS = {
     "weights": ("fleet.weights",),
     "life": ("supervisor.worker_life",),
     "watched": ("supervisor.watched_worker",),
-    "progress": ("supervisor.run_progress", "proxy"),
-    "exchange": (),
+    "progress": ("supervisor.run_progress", "proxy.exchange"),
+    **dict.fromkeys(("exchange", "desk", "asker", "leg", "keepalive"), ()),
     "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(
         (

@@ -1,6 +1,6 @@
 """The requests in flight: the operators' view of those that have begun and not ended, and how they are cancelled.
 
-A request costs an insertion and a deletion. All else is read from its progress when an operator asks.
+A request costs an insertion and a deletion. All else is read from its exchange when an operator asks.
 """
 
 import itertools
@@ -11,9 +11,8 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.observability.request_record import RequestRecord
 from ichat.protocol.messages import Count
-from ichat.proxy.progress import RequestProgress
+from ichat.proxy.exchange import Exchange
 from ichat.texts import some_of
 
 SHOWN_MAX = 200
@@ -70,7 +69,7 @@ class RequestsInFlight:
     """The requests to models that have begun and not ended."""
 
     def __init__(self) -> None:
-        self.requests: dict[RequestProgress, bool] = {}
+        self.requests: dict[Exchange, bool] = {}
         """In the order of their beginnings; whether an operator has cancelled each."""
 
     def __repr__(self) -> str:
@@ -79,7 +78,7 @@ class RequestsInFlight:
     def view(self) -> RequestsView:
         """Return the facts about the oldest requests."""
         now, oldest = trio.current_time(), itertools.islice(self.requests, SHOWN_MAX)
-        return RequestsView([_view_of(progress, now) for progress in oldest], len(self.requests))
+        return RequestsView([_view_of(exchange, now) for exchange in oldest], len(self.requests))
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the request of this id, the gateway's or the client's own; return whether there is such a request.
@@ -87,33 +86,32 @@ class RequestsInFlight:
         Raises ApiError 409 for an id that clients have given several requests.
         """
         wanted = request_id.encode()
-        found = [one for one in self.requests if one.request.own_id == wanted]
-        found = found or [one for one in self.requests if one.request.id == wanted]
+        found = [one for one in self.requests if one.progress.request.own_id == wanted]
+        found = found or [one for one in self.requests if one.progress.request.id == wanted]
         if len(found) > 1:
-            own = some_of((one.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
+            own = some_of((one.progress.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
             raise ApiError(
                 409,
                 "ambiguous_id",
                 f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}.",
             )
-        for progress in found:
-            self.requests[progress] = True
-            progress.client.scope.cancel()
+        for exchange in found:
+            self.requests[exchange] = True
+            exchange.progress.client.scope.cancel()
         return bool(found)
 
-    async def end_if_cancelled(self, progress: RequestProgress) -> bool:
+    async def end_if_cancelled(self, exchange: Exchange) -> bool:
         """End the response of a request that was cancelled; return whether an operator has cancelled it.
 
         It is a 503 where nothing was sent, an event where the client has whole events, and otherwise a broken
         connection. The connection ends in any case.
         """
+        progress = exchange.progress
         client, request = progress.client, progress.request
-        if client.has_left or not self.requests.get(progress):
+        if client.has_left or not self.requests.get(exchange):
             return False
         error, relay = errors.request_cancelled(), None if progress.leg is None else progress.leg.relay
-        progress.error = error.code
-        if not progress.is_answered:
-            progress.status = error.status
+        progress.failed(error)
         client.close_after_response()
         event = error.event(progress.path)
         with trio.move_on_after(REPLY_S, shield=True):
@@ -127,9 +125,10 @@ class RequestsInFlight:
         return True
 
 
-def _view_of(progress: RequestProgress, now: float) -> RequestView:
-    phase, age_s = progress.phase, now - progress.started_at
-    record: RequestRecord = progress.record(phase, now)
+def _view_of(exchange: Exchange, now: float) -> RequestView:
+    progress, phase = exchange.progress, exchange.phase
+    record = exchange.record(phase, now)
+    age_s = now - record.started_at
     is_stream = progress.is_stream or phase in ("first_token", "streaming")
     return RequestView(
         id=record.id,
