@@ -59,6 +59,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/__main__.py",
     "ichat/observability/logs/worker_log.py",
     "ichat/proxy/shadow.py",
+    "ichat/relays/timers.py",
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
     "ichat/supervisor/managed_worker.py",
@@ -311,7 +312,10 @@ def raw_times_in(node, *, is_in_frame=False):
         yield from raw_times_in(inner, is_in_frame=is_in_frame)
 
 
-PROCESSES_OF_RELAYS = {"owner", "owner_desk", "frame_desk", "relay_process", "relay_exchange"}
+PROCESSES_OF_RELAYS = {
+    "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
+    "frame_desk", "relay_process", "relay_exchange",
+}  # fmt: skip
 """The modules of `relays/` that run; all others are pure."""
 
 
@@ -327,8 +331,8 @@ def test_raw_times_in_frames_are_found():
     """The rule sees through nested calls and knows the conversion."""
     raw = "relay.send(SentOutcome(1, 2, 3, outcome, ended_at=int(trio.current_time() * 1e9)))"
     assert list(raw_times_in(ast.parse(raw))) == ["trio.current_time"]
-    assert list(raw_times_in(ast.parse("Asked(1, hub.now, 'id', 'm', b'/')"))) == ["hub.now"]
-    assert list(raw_times_in(ast.parse("Asked(1, clock.ns_of(trio.current_time()), 'id', 'm', b'/')"))) == []
+    assert list(raw_times_in(ast.parse("SentAsk(1, hub.now, 'id', 'm', b'/')"))) == ["hub.now"]
+    assert list(raw_times_in(ast.parse("SentAsk(1, clock.ns_of(trio.current_time()), 'id', 'm', b'/')"))) == []
 
 
 def writes_of(tree):
@@ -370,8 +374,8 @@ WRITERS = {
     "weights": ("fleet.weights",),
     "life": ("supervisor.worker_life",),
     "watched": ("supervisor.watched_worker",),
-    "progress": ("supervisor.run_progress", "proxy"),
-    "exchange": (),
+    "progress": ("supervisor.run_progress", "proxy.exchange", "relays.relay_exchange"),
+    **dict.fromkeys(("exchange", "desk", "asker", "leg", "keepalive"), ()),
     "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(
         (

@@ -147,7 +147,7 @@ async function follow(/** @type {AbortSignal} */ signal) {
       }
       lose(error);
     }
-    if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // a stream that breaks off at once is not requested ever faster
+    if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // a stream that ends at once is not requested ever faster
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
     wait = Math.min(LONGEST_MS, wait * 2);
   }

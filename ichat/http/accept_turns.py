@@ -17,6 +17,8 @@ import trio
 
 from ichat.http.hub import Hub
 from ichat.http.listeners import close_all
+from ichat.http.parties import ConnectionCounts
+from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +95,8 @@ class AcceptTurns:
     _hub: Hub
     _accepted: Callable[[socket.socket, object], None]
     """Called by the hub with each connection and its address; it must not raise, see `Hub.watch`."""
-    _own: Callable[[], int]
-    """Returns how many connections this process has."""
+    _counts: ConnectionCounts
+    """Of this process."""
     _turns: dict[socket.socket, Callable[[int], None]] = attrs.field(factory=dict[socket.socket, Callable[[int], None]])
     """The hub calls such a function for each listening socket; empty before `run_forever` and after `retire`."""
     _peers: Peers | None = None
@@ -102,7 +104,7 @@ class AcceptTurns:
     """Whether it waits after an error."""
     is_out: bool = True
     """Whether the sockets are not watched: `update` may change that."""
-    _failed: trio.Event = attrs.field(factory=trio.Event)
+    _failed: Listeners[[]] = attrs.field(factory=Listeners[[]])
 
     def __repr__(self) -> str:
         return f"<AcceptTurns of {len(self._turns)} sockets{' out' if self.is_out else ''}>"
@@ -113,9 +115,10 @@ class AcceptTurns:
         try:
             self.update()
             while True:
-                await self._failed.wait()
+                while not self._is_paused:
+                    await self._failed.wait()
                 await trio.sleep(ACCEPT_RETRY_S)
-                self._failed, self._is_paused = trio.Event(), False
+                self._is_paused = False
                 self.update()
         finally:
             self.stop()
@@ -158,7 +161,7 @@ class AcceptTurns:
 
     def _has_enough(self) -> bool:
         peers = self._peers
-        return peers is not None and stays_out(self._own(), peers.connections, is_fewest=peers.is_fewest)
+        return peers is not None and stays_out(self._counts.total, peers.connections, is_fewest=peers.is_fewest)
 
     def _go_out(self) -> None:
         """Remove the sockets from the epoll, before they are closed: an entry outlives its descriptor."""
@@ -195,4 +198,4 @@ class AcceptTurns:
         """Accept nothing for `ACCEPT_RETRY_S`: there may be no descriptor left."""
         self._go_out()
         self._is_paused = True
-        self._failed.set()
+        self._failed()

@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 import trio
@@ -43,6 +43,10 @@ def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None)
     """Report an error to the client only."""
 
 
+async def _admit_all(_head: RequestHead, _client: Client) -> None:
+    """Let every body be read."""
+
+
 def _no_headers(_head: RequestHead) -> Headers:
     """Add nothing to any response."""
     return []
@@ -65,7 +69,7 @@ class FrontDoor(Generic[Caller]):
     refused: Refused = _ignore
     more_headers: Callable[[RequestHead], Headers] = _no_headers
     """Returns the headers that every response to a request with this head gets."""
-    admit: Callable[[RequestHead, Client], Awaitable[None]] | None = None
+    admit: Callable[[RequestHead, Client], Awaitable[None]] = _admit_all
     """Called before a body is read that has not been received yet. Raises ApiError: then it is not read."""
     peer_of: Callable[[RequestHead, str], str] | None = None
     """Returns the peer that a request is from, if its connection carries the requests of many."""
@@ -89,7 +93,7 @@ class FrontDoor(Generic[Caller]):
     _connections: trio.Nursery = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.turns = AcceptTurns(self.hub, self._accepted, lambda: self.counts.total)
+        self.turns = AcceptTurns(self.hub, self._accepted, self.counts)
         self._shedding = Shedding(self.hub)
 
     def __repr__(self) -> str:
@@ -203,7 +207,7 @@ class FrontDoor(Generic[Caller]):
             peer = f"{address[0]}:{address[1]}"
         refusal = None if self.peer_of else self.counts.refusal(peer, self.limits, self.is_proxy)
         if refusal is not None:
-            self._turn_away(Client(self, sock, peer), refusal)
+            _turn_away(self, Client(self, sock, peer), refusal)
             return
         self.counts.begin(peer)
         if self.tls is not None:
@@ -212,15 +216,6 @@ class FrontDoor(Generic[Caller]):
             client = Client(self, sock, peer)
             self.clients.add(client)
             self._connections.start_soon(self._run, client, peer)
-
-    def _turn_away(self, client: Client, error: ApiError) -> None:
-        """Send the error, where that needs no handshake, without reading from the connection, and close it."""
-        request_id = self.ids.next()
-        self.refused(error, request_id, client.peer, None)
-        client.close_after_response()
-        if self.tls is None:
-            client.send_some(client.error_response(error, request_id))
-        client.close()
 
     async def _run(self, client: Client, peer: str) -> None:
         try:
@@ -247,7 +242,7 @@ class FrontDoor(Generic[Caller]):
         fd = sock.fileno()
         try:
             self.hub.watch(fd, HANG_UP, client.on_disconnect)
-            await self._cross(bridge, client, sock)
+            await _cross(self, bridge, client, sock)
         except Exception:
             log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
@@ -258,14 +253,6 @@ class FrontDoor(Generic[Caller]):
                 await close_bridge(bridge, sock, self._parting_from(client))  # noqa: ASYNC102 it has bounds
             finally:
                 self._forget(client)
-
-    async def _cross(self, bridge: Bridge, client: Client, wire: socket.socket) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bridge.run)
-            await self._serve(client, wire)
-            if client.must_reset:
-                nursery.cancel_scope.cancel()
-            bridge.finish(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
 
     async def _serve(self, client: Client, wire: socket.socket) -> None:
         """Serve a connection until it ends, and close it. `wire` is the socket to the client, before any TLS."""
@@ -314,19 +301,13 @@ class FrontDoor(Generic[Caller]):
                 caller = self.authenticate(head, client.peer)
                 request = reader.take_request(head)
                 if request is None:
-                    if self.admit is not None:
-                        await self.admit(head, client)
+                    await self.admit(head, client)
                     request = await reader.read_body(head)
             except ApiError as error:
-                client.close_after_response()
-                path = client.head.path if client.head is not None else b""
-                response = client.error_response(error, self._note_refused(client, error), path=path)
-                await client.send_all(response)
-                await linger(client)
+                await _refuse(self, client, error)
                 return
             except trio.Cancelled:
-                if client.has_left and client.head is not None:
-                    self._note_refused(client, errors.client_left())
+                _note_cut(self, client)
                 raise
             if request is None:
                 self._note_refused(client, errors.client_left())
@@ -366,3 +347,36 @@ class FrontDoor(Generic[Caller]):
             client.close_after_response()
         else:
             await client.send_all(client.error_response(failure, request.id, request.method, request.path))
+
+
+def _turn_away(door: FrontDoor[Any], client: Client, error: ApiError) -> None:
+    """Send the error, where that needs no handshake, without reading from the connection, and close it."""
+    request_id = door.ids.next()
+    door.refused(error, request_id, client.peer, None)
+    client.close_after_response()
+    if door.tls is None:
+        client.send_some(client.error_response(error, request_id))
+    client.close()
+
+
+async def _cross(door: FrontDoor[Any], bridge: Bridge, client: Client, wire: socket.socket) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bridge.run)
+        await door._serve(client, wire)
+        if client.must_reset:
+            nursery.cancel_scope.cancel()
+        bridge.finish(CLOSE_S if client.has_left else door.timeouts.client_stall_s)
+
+
+async def _refuse(door: FrontDoor[Any], client: Client, error: ApiError) -> None:
+    """Send an error for bytes that were no valid request; the connection ends."""
+    client.close_after_response()
+    path = client.head.path if client.head is not None else b""
+    await client.send_all(client.error_response(error, door._note_refused(client, error), path=path))
+    await linger(client)
+
+
+def _note_cut(door: FrontDoor[Any], client: Client) -> None:
+    """Report a client that has left in the middle of a request."""
+    if client.has_left and client.head is not None:
+        door._note_refused(client, errors.client_left())

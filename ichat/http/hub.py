@@ -102,7 +102,7 @@ class Hub:
         return now
 
     def soon(self, send: Callable[[], None]) -> None:
-        """Call a function once, after the events and tasks of this turn: it sends what they have gathered.
+        """Call a function once, after the events and tasks of this turn: it sends the data that they have gathered.
 
         It must not raise. It is called at once where this hub does not see the end of a turn.
         """

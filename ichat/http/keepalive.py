@@ -83,10 +83,22 @@ class KeepAlive:
     def announce(self, text: Callable[[], bytes], interval_s: float) -> None:
         """Send a comment that says this, now and again: soon at first, since more happens then, later every interval.
 
-        It ends where `text` is set to None.
+        It ends with `end_announcement`.
         """
         self.text, self.interval_s, self._pause_s = text, interval_s, FIRST_S
         self.expire()
+
+    def end_announcement(self, interval_s: float) -> None:
+        """Send plain comments from now on, after each interval; 0: send none."""
+        self.text, self.interval_s = None, interval_s
+        if interval_s:
+            self.start()
+        else:
+            self.stop()
+
+    def follow(self, response: Response) -> None:
+        """Insert comments only where this response of the upstream allows it."""
+        self.response = response
 
     def stop(self) -> None:
         """Send no more comments; harmless if none are sent."""

@@ -5,11 +5,11 @@ import ipaddress
 from collections.abc import Callable
 
 import attrs
-import trio
 
 from ichat import errors
 from ichat.config.schema import Limits
 from ichat.errors import ApiError
+from ichat.listeners import Listeners
 
 _PARTIES_MAX = 4096
 
@@ -41,7 +41,7 @@ class ConnectionCounts:
 
     total: int = 0
     _by_party: dict[str, int] = attrs.field(factory=dict[str, int])
-    _one_ended: trio.Event = attrs.field(factory=trio.Event)
+    _one_ended: Listeners[[]] = attrs.field(factory=Listeners[[]])
 
     def refusal(self, peer: str, limits: Limits, is_proxy: Callable[[str], bool]) -> ApiError | None:
         """Return the error for another connection of this peer beyond the limits; None within them."""
@@ -65,12 +65,10 @@ class ConnectionCounts:
         self._by_party[party] -= 1
         if not self._by_party[party]:
             del self._by_party[party]
-        self._one_ended.set()
+        self._one_ended()
 
     async def wait_for_end(self) -> None:
         """Wait until some connection has ended from now on."""
-        if self._one_ended.is_set():
-            self._one_ended = trio.Event()
         await self._one_ended.wait()
 
     async def wait_until_none(self) -> None:

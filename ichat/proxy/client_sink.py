@@ -37,7 +37,10 @@ class ClientSink:
     """The client's version of HTTP."""
     added: Headers
     """Headers of the response that the gateway makes for this leg."""
-    shows_overhead: bool = False
+    ready_at: float | None = None
+    """When the request could have been sent, without the gateway's own work: the response shows that overhead.
+
+    By Trio's clock; None: the response does not show it."""
     is_control: bool = False
     """Whether the answer is the control plane's: its own headers for browsers pass."""
 
@@ -53,8 +56,8 @@ class ClientSink:
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.begin_unframed()
         added = [(b"x-request-id", request.id), *client.more_headers(), *self.added]
-        if self.shows_overhead:
-            overhead_s = (leg.asked_at or 0.0) - progress.started_at - progress.queued_s
+        if self.ready_at is not None:
+            overhead_s = (leg.asked_at or 0.0) - self.ready_at
             added.append((OVERHEAD_HEADER, b"%.2f" % (overhead_s * 1000)))
         is_external = leg.endpoint.route is not None
         if not is_external and head.by_name.get(ERROR_HEADER) == b"worker":
@@ -77,7 +80,6 @@ class ClientSink:
         elif not isinstance(head.framing, Chunked):
             leg.relay.reframe(Reframed(head.framing))
         if head.status >= 400:
-            leg.error = f"upstream_{head.status}"
             self.progress.client.close_after_response()
 
     async def break_off(self, error: ApiError, *, may_report: bool) -> bool:

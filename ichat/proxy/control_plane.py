@@ -100,7 +100,7 @@ class ControlPlane:
 
     async def answer(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a request. Raises ApiError if nothing has been sent."""
-        caller, path = exchange.progress.caller, request.path
+        caller, path = exchange.caller, request.path
         rule = find_rule(request.method, path)
         if rule is None:
             await self._send(exchange, request, client, _answer_elsewhere(request, self._context.auth.site))
@@ -127,7 +127,7 @@ class ControlPlane:
         """Send an answer from memory."""
         exchange.progress.ended(answer.status, "", len(answer.body))
         data, unread_s = client.response(request, answer), self._context.timeouts.unread_s
-        await self._unread.send(client, exchange.progress.caller.fairness_key, data, unread_s)
+        await self._unread.send(client, exchange.caller.fairness_key, data, unread_s)
 
 
 def _answer_elsewhere(request: Request, site: Site) -> OwnResponse:

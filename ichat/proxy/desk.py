@@ -1,25 +1,29 @@
-"""The side of a request that knows the endpoints: it finds them, waits for them, and notes how they did.
+"""The side of a request that decides: its permission, its endpoints, and its waits."""
 
-An engine that has just answered has the whole prompt in its cache. So a single wrong guess is no reason to send the
-next request of the kind elsewhere. An engine that keeps nothing shows it by being wrong again and again.
-"""
-
-import logging
-from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import attrs
 import trio
 
+from ichat.errors import ApiError
 from ichat.fleet.model_list import near_models
-from ichat.fleet.waiting import wait_lease
-from ichat.protocol.messages import WORKER_HEADER
-from ichat.protocol.prefixes import BOUNDARIES, PREFIX_HEADER, chain_header
+from ichat.fleet.waiting import LeaseWait, until_over
+from ichat.http.pool import Upstream
+from ichat.observability.request_record import UsedTokens
+from ichat.observability.tracing import Trace
+from ichat.protocol.messages import PROOF_HEADER, WORKER_HEADER
+from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
+from ichat.proxy.attempt_lessons import correct, learn_failure, note_lost_usage, record_failure
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.progress import RequestProgress
-from ichat.proxy.refusals import Failure, WaitBound, no_lease
+from ichat.proxy.kept_responses import check_continued, continue_response, kept_response
+from ichat.proxy.model_request import Asked, Asker
+from ichat.proxy.refusals import Failure, WaitBound, load_comment_of, no_lease, over_limit
+from ichat.proxy.shadow import is_copied
 from ichat.proxy.steps import (
+    BEGUN,
     AttemptStep,
+    Done,
     Found,
     HeaderPairs,
     Lookup,
@@ -28,194 +32,341 @@ from ichat.proxy.steps import (
     Step,
     Wait,
     next_step,
+    plain_start,
 )
-from ichat.proxy.stream_comments import begin_load, end_load
-from ichat.proxy.targets import reason_of_refusal, seems_too_long
-from ichat.proxy.token_usage import ReportedUsage
+from ichat.proxy.targets import reason_of_refusal, route_along, seems_too_long
+from ichat.routing.aliases import Alias
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import Endpoint, EndpointFacts
 from ichat.routing.prefix_chain import PrefixChain, chain_of
-from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.request import Lease, RoutingRequest
+from ichat.security.auth import Caller
+from ichat.security.grant import NO_GRANT, admit, grant_of
+from ichat.security.rate_limits import QuotaRefusal
 
-log = logging.getLogger(__name__)
-
-WRONG_MAX = 8
-"""After this many wrong matches of an endpoint in a row, stop recording the prefixes that it gets."""
+_NO_ROUTE, _DONE = RequestRoute(""), Done()
+_NONE: Mapping[str, Endpoint] = {}
+_NOWHERE = EndpointFacts(b"", Upstream("", "", 0))
 _ALONE, _WAITED, _SEEMS_TOO_LONG = Outcome("alone"), Outcome("waited"), Outcome("seems_too_long")
 
 
 class Desk:
-    """Decides where a request goes: finds endpoints for it, and learns from their responses.
+    """Decides about a request, and has all its facts but those of its bytes. Times are Trio's clock.
 
-    It never sees the request's body, only sums of its prefix. `begin`, `go_on` and `wait` return the next step that is
-    carried out elsewhere: an `AttemptStep`, a `Wait`, `Refuse` or `Done`.
+    It never sees the request's body, only sums of its prefix. `ask`, `end_attempt` and `wait` return the next step that
+    is carried out elsewhere: an `AttemptStep`, a `Wait`, `Refuse` or `Done`. `close` ends it.
     """
 
-    __slots__ = ("_context", "_failed", "_progress", "_routing", "lease", "only", "session")
+    __slots__ = (
+        "_asker", "_context", "_failed", "_load_waited_s", "_only", "_routing", "_session", "_waits_since", "alias",
+        "caller", "endpoint", "grant", "is_background", "is_copied", "is_counted", "is_open", "is_waiting", "lease",
+        "load_bound", "model", "prefix", "prompt_bytes", "queued_s", "route", "started_at", "ticket", "trace", "worker",
+    )  # fmt: skip
 
-    def __init__(self, context: GatewayContext, progress: RequestProgress, session: bytes) -> None:
-        """Requests of the same `session` go to the same endpoint; empty: it has none."""
+    def __init__(self, context: GatewayContext, caller: Caller, asker: Asker, started_at: float) -> None:
         self._context = context
-        self._progress = progress
-        self.session = session
-        self.only: Endpoint | None = None
-        """The only endpoint that can answer, if there is just one of them: it keeps the response in question."""
+        self._asker = asker
+        self.caller = caller
+        self.started_at = started_at
+        self.is_counted = False
+        """Whether it is a request to a model; see `RequestRecord`."""
+        self.trace: Trace | None = None
+        self.grant = NO_GRANT
+        """Its permissions, once they are known."""
+        self.model = ""
+        """The model that it asks for now, once that has been read."""
+        self.route = _NO_ROUTE
+        """Its way through the models, once that has begun."""
+        self.alias: Alias | None = None
+        """The name that it asks for, if that stands for models."""
+        self.is_copied = False
+        """Whether it belongs to the share of requests that is copied to its name's shadow."""
+        self.is_background = False
+        """Whether its response is made after its end."""
+        self.ticket = ""
+        """Its worker reports the later usage under it; "" if there is none, or its upstream cannot report usage."""
+        self.prompt_bytes = 0
+        """The bytes of its body, if models learn from them how long prompts are; else 0."""
+        self.prefix: PrefixChain | None = None
+        """The beginning of its prompt, if its route may depend on that."""
+        self.worker = ""
+        """The id of the endpoint that was found last."""
+        self.is_open = True
+        """Whether it counts as in flight for the limits, if it was let in."""
+        self.endpoint = _NOWHERE
+        """The endpoint that was found last, as the side with the bytes sees it."""
         self.lease: Lease | None = None
         """The place at the endpoint that was found, until the attempt there has ended."""
+        self.is_waiting = False
+        """Whether it waits in a queue."""
+        self._waits_since: float | None = None
+        self.queued_s = 0.0
+        self._load_waited_s = 0.0
+        """How much of that its model was being loaded."""
+        self.load_bound: WaitBound | None = None
+        """The bound of its newest wait, if that is for a load."""
+        self._session = b""
+        self._only: Endpoint | None = None
+        """The only endpoint that can answer, since it keeps the response in question; else None."""
         self._routing: RoutingRequest | None = None
         """The request as the balancer sees it, for the current model."""
-        self._failed: dict[str, Endpoint] | None = None
+        self._failed: Mapping[str, Endpoint] = _NONE
         """The endpoints that were asked in vain, by their ids."""
 
     def __repr__(self) -> str:
-        return f"<Desk of {self._progress!r}>"
+        return f"<Desk {self.model} {self.worker}>"
 
-    def begin(self, route: RequestRoute, step: Step) -> Step:
-        """Return the step of a request that begins: `step` is its first, as its route has it."""
-        progress = self._progress
-        progress.route, progress.model = route, route.model
-        while isinstance(step, Lookup):
-            is_too_long = progress.prompt_bytes and step.longer and self._seems_too_long(step)
-            outcome = _SEEMS_TOO_LONG if is_too_long else self._look_up(step)
-            route, step = next_step(route, outcome, self._context.pool.hub.now)
-            progress.route, progress.model = route, route.model
-        return step
+    def count(self, trace: Trace | None) -> None:
+        """Count this as a request to a model, with its trace."""
+        self.is_counted, self.trace = True, trace
 
-    def go_on(self, outcome: Outcome | Found) -> Step:
-        """Return the next step of a request after an attempt or a wait."""
-        return self.begin(*next_step(self._progress.route, outcome, self._context.pool.hub.now))
+    # Questions, which are answered by the next step.
+
+    def ask(self, asked: Asked) -> Step:
+        """Return the first step of a request for a model. Raises ApiError: 403, 404, 429."""
+        context = self._context
+        name, aliases = asked.model, context.aliases
+        self.model, self._session, self.is_background = name, asked.session, asked.is_background
+        if aliases.by_name:
+            name = aliases.name_for(name, context.directory.has)
+        self._admit(asked.model, name)
+        plan = None
+        if name in aliases.by_name:
+            plan = aliases.plan(name, asked.session, context.balancer.prospect)
+        if asked.previous_response_id is not None:
+            plan, self._only = continue_response(
+                context.directory, context.table, asked.previous_response_id, asked.model, plan
+            )
+            if self._only is not None:
+                check_continued(context, self.caller, asked.previous_response_id)
+        is_bound, queue_s = self._only is not None, context.timeouts.queue_s
+        if plan is None:
+            return self._begin(*plain_start(asked.model, queue_s, is_bound=is_bound))
+        alias = self.alias = plan.alias
+        if alias.longer is not None:
+            self.prompt_bytes = self._asker.prompt_bytes()
+        self.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, asked.session)
+        repeats_until = self.started_at + context.timeouts.first_byte_s
+        route = route_along(plan, repeats_until=repeats_until, queue_s=queue_s, is_bound=is_bound)
+        return self._begin(*next_step(route, BEGUN, self.started_at))
+
+    def ask_holder(self, method: bytes, path: bytes) -> Step:
+        """Return the first step of a request about a response: to the worker that keeps it. Raises ApiError.
+
+        The path is `/v1/responses/{id}`, and maybe more.
+        """
+        self.model, self._only = kept_response(self._context, method, path, self.caller)
+        self._admit()
+        return self._begin(*plain_start(self.model, self._context.timeouts.queue_s, is_bound=True))
+
+    def grant_plainly(self) -> None:
+        """Set the permissions of a request for the control plane: no limit counts there."""
+        self.grant = grant_of(self._context.auth, self.caller)
+
+    def close(self, tokens: int) -> None:
+        """End the request's reservation within the limits, and count the tokens that it has used."""
+        if self.lease is not None:
+            self.lease.release()
+        self.is_open = False
+        self.grant.close(tokens, self._context.pool.hub.update_clock())
 
     async def wait(self, step: Wait) -> Step:
         """Wait for a while, or for a place at an endpoint, and return the next step."""
-        if step.kind == "place":
-            return self.go_on(await self._wait_for_place(step.seconds))
-        await trio.sleep(step.seconds)
-        return self.go_on(_WAITED)
+        if step.kind != "place":
+            await trio.sleep(step.seconds)
+            return self.end_wait(None)
+        woken = trio.Event()
+        wait = self.begin_wait(step.seconds, woken.set)
+        try:
+            await until_over(wait, woken)
+            return self.end_wait(wait)
+        finally:
+            self.leave_queue(wait)
 
-    def _seems_too_long(self, step: Lookup) -> bool:
-        """Return whether the prompt seems too long for a model, and not for the model for longer prompts."""
-        directory, lengths = self._context.directory, self._context.prompt_lengths
-        return seems_too_long(directory, lengths, step.model, step.longer, self._progress.prompt_bytes)
+    def begin_wait(self, queue_s: float, woken: Callable[[], None]) -> LeaseWait:
+        """Wait for a place at an endpoint, in queues for `queue_s` at most; see `LeaseWait`. `leave_queue` follows."""
+        routing = self._routing
+        assert routing is not None
+        self.is_waiting, self.load_bound, self._waits_since = True, None, trio.current_time()
+        return LeaseWait(self._context.balancer, routing, queue_s, self._begin_load, woken)
+
+    def end_wait(self, wait: LeaseWait | None) -> Step:
+        """Return the next step after a wait for a place that is over; None: after a wait for a while."""
+        if wait is None:
+            return self._go_on(_WAITED)
+        lease = wait.end()
+        self.leave_queue(wait)
+        self.is_waiting = False
+        if isinstance(lease, Lease):
+            return self._go_on(self._found(lease))
+        return self._go_on(_refused(self, lease, reason_of_refusal(lease, has_waited=True), self.load_bound))
+
+    def leave_queue(self, wait: LeaseWait) -> None:
+        """End a wait, and count it. Harmless the second time."""
+        wait.withdraw()
+        if self._waits_since is None:
+            return
+        waited_s, self._waits_since = trio.current_time() - self._waits_since, None
+        self.queued_s += waited_s
+        if self.load_bound is not None:
+            self._load_waited_s += waited_s
+            self._asker.end_load()
+
+    # An attempt.
+
+    def heard(self, status: int) -> None:
+        """Note that a response begins: from here on the request is sent nowhere else."""
+        context, lease = self._context, self.lease
+        assert lease is not None
+        endpoint = lease.endpoint
+        endpoint.see(context.pool.hub.now)
+        if status in FAILED_STATUSES:
+            record_failure(endpoint, answers=True)
+        elif endpoint.circuit.open_until is not None and endpoint.circuit.record_response():
+            context.balancer.dispatch_waiting()
+        if self.trace is not None:
+            self.trace.headers = ()
+
+    def end_answered(self, status: int, used: UsedTokens | None, *, tells_cached: bool, is_usage_lost: bool) -> Step:
+        """Learn from a whole response of this status, free the place, count the tokens, and return the end.
+
+        `used` are the tokens that the request used, as the response says, or an estimate. `tells_cached` means that it
+        says how many of them were in a cache, and `is_usage_lost` that a worker's report of them did not arrive.
+        """
+        lease, is_good = self.lease, status < 400
+        assert lease is not None
+        endpoint = lease.endpoint
+        if endpoint.circuit.failures and status not in FAILED_STATUSES:
+            endpoint.circuit.record_success()
+        if is_usage_lost and is_good and not endpoint.is_usage_lost:
+            note_lost_usage(endpoint)
+        if is_good and used is not None and not used.is_estimate:
+            if self.prefix is not None and self.prefix.matched and used.input and tells_cached:
+                correct(self._context.balancer.prefixes, self.prefix, endpoint, used.input, used.cached)
+            if self.prompt_bytes:
+                self._context.prompt_lengths.learn(self.model, self.prompt_bytes, used.input)
+        self.lease = None
+        lease.release()
+        if self.ticket and not is_good:
+            self._context.late_usage.forget(self.ticket)
+        self.is_open = False
+        self.grant.close(0 if used is None else used.input + used.output, self._context.pool.hub.update_clock())
+        return _DONE
+
+    def end_attempt(self, step: AttemptStep, outcome: Outcome) -> Step:
+        """Learn from an attempt without a whole response, free its place, and return the next step."""
+        lease = self.lease
+        assert lease is not None
+        endpoint = lease.endpoint
+        if outcome.kind != "unfit":
+            self._failed = {**self._failed, step.endpoint: endpoint}
+            learn_failure(self._context, endpoint, step, outcome, self.prefix)
+        self.lease = None
+        lease.release()
+        if self.ticket and outcome.kind != "cut":
+            self._context.late_usage.forget(self.ticket)
+        return self._go_on(outcome)
+
+    def _admit(self, model: str = "", name: str = "") -> None:
+        """Have the request count for its limits. Raises ApiError: 403, 429."""
+        context = self._context
+        grant = admit(context.auth, context.quotas, self.caller, self.started_at, model=model, name=name)
+        if isinstance(grant, QuotaRefusal):
+            raise over_limit(grant)
+        self.grant = grant
+
+    def _begin(self, route: RequestRoute, step: Step) -> Step:
+        """Follow a route from this step on, until a step is carried out elsewhere; return that."""
+        self.route, self.model = route, route.model
+        while isinstance(step, Lookup):
+            outcome = self._look_up(step)
+            route, step = next_step(route, outcome, self._context.pool.hub.now)
+            self.route, self.model = route, route.model
+        return self._expect_usage(step) if self.is_background and isinstance(step, AttemptStep) else step
+
+    def _expect_usage(self, step: AttemptStep) -> Step:
+        """Return an attempt at a response in the background, or the next step if its tokens could not be counted."""
+        lease, grant = self.lease, self.grant
+        assert lease is not None
+        try:
+            self.ticket = self._context.late_usage.begin(
+                lease.endpoint, grant.key_name, step.model, is_limited=grant.bounds_tokens
+            )
+        except ApiError as error:
+            lease.release()
+            return self._go_on(Outcome("unfit", step.endpoint, Failure.of(error)))
+        return step
+
+    def _go_on(self, outcome: Outcome | Found) -> Step:
+        """Return the next step of a request after an attempt or a wait."""
+        return self._begin(*next_step(self.route, outcome, self._context.pool.hub.now))
 
     def _look_up(self, step: Lookup) -> Outcome | Found:
         """Lease an endpoint that has a free place now."""
-        context, progress, routing = self._context, self._progress, self._routing
+        context, routing, size = self._context, self._routing, self.prompt_bytes
+        lengths = context.prompt_lengths
+        if size and step.longer and seems_too_long(context.directory, lengths, step.model, step.longer, size):
+            return _SEEMS_TOO_LONG
         if routing is None or routing.model != step.model:
-            routing = self._routing_for(step)
+            routing = _routing_for(self, step)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
-            failed = self._failed or {}
-            excluded = tuple(failed[one] for one in step.excluded)
+            excluded = tuple(map(self._failed.__getitem__, step.excluded))
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
         self._routing = routing
         if step.excluded and not context.balancer.has_alternative(routing):
             return _ALONE
         lease = context.balancer.lease(routing)
-        progress.prefix = routing.prefix
+        self.prefix = routing.prefix
         if isinstance(lease, Lease):
             return self._found(lease)
         if not isinstance(lease, Full | Loadable):
-            return self._refused(lease, reason_of_refusal(lease))
-        waited_s = progress.queued_s - progress.load_waited_s
+            return _refused(self, lease, reason_of_refusal(lease))
+        waited_s = self.queued_s - self._load_waited_s
         if isinstance(lease, Full):
             return Outcome("full", waited_s=waited_s)
         return Outcome("starting" if lease.is_coming else "loadable", waited_s=waited_s)
 
-    def _routing_for(self, step: Lookup) -> RoutingRequest:
-        """Return the request as the balancer sees it for another model."""
-        routing = RoutingRequest(step.model, self.session, self._progress.grant.fairness_key, only=self.only)
-        if not self.session and self.only is None:
-            routing.make_prefix = partial(_chain_for, self._progress, step)
-        return routing
-
-    async def _wait_for_place(self, queue_s: float) -> Outcome | Found:
-        """Wait for a place at an endpoint, in queues for `queue_s` at most."""
-        progress, routing, since = self._progress, self._routing, trio.current_time()
-        assert routing is not None
-        progress.is_waiting, progress.load_bound = True, None
-        try:
-            lease = await wait_lease(
-                self._context.balancer, routing, queue_s, partial(begin_load, self._context, progress)
-            )
-        finally:
-            waited_s = trio.current_time() - since
-            progress.queued_s += waited_s
-            if progress.load_bound is not None:
-                progress.load_waited_s += waited_s
-                end_load(self._context, progress)
-        progress.is_waiting = False
-        if isinstance(lease, Lease):
-            return self._found(lease)
-        return self._refused(lease, reason_of_refusal(lease, has_waited=True), progress.load_bound)
+    def _begin_load(self, load: Loadable) -> float:
+        """Return how long the request may wait for this load; a stream gets comments about that."""
+        context, timeouts = self._context, self._context.timeouts
+        bound = self.load_bound = WaitBound.of_load(load, timeouts)
+        if timeouts.load_comment_s:
+            text = partial(load_comment_of, context.directory, self.model)
+            self._asker.announce_load(text, timeouts.load_comment_s)
+        return max(0.0, bound.seconds - self.queued_s)
 
     def _found(self, lease: Lease) -> Found:
         """Return the endpoint that was found, and the headers that are known of it now."""
-        context, progress, endpoint = self._context, self._progress, lease.endpoint
-        self.lease = lease
-        worker = progress.worker = endpoint.id.decode()
-        prefix, settings, trace = progress.prefix, context.settings, progress.trace
+        context, endpoint, prefix, trace = self._context, lease.endpoint, self.prefix, self.trace
+        self.lease, self.endpoint = lease, endpoint.facts
+        worker = self.worker = endpoint.id.decode()
+        proof = context.auth.proof
         request_head = () if trace is None else tuple(trace.headers)
+        if proof and endpoint.facts.wants_proof:
+            request_head = (*request_head, (PROOF_HEADER, proof))
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
-        response_head: HeaderPairs = ()
-        if endpoint.id and settings.worker_header:
-            response_head = ((WORKER_HEADER, endpoint.id),)
-        if prefix is not None and settings.prefix_header:
-            response_head = (*response_head, (PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
-        return Found(worker, *timeouts_of(context, endpoint), request_head, response_head)
+        return Found(worker, *timeouts_of(context, endpoint), request_head, _response_head(context, endpoint, prefix))
 
-    def _refused(self, refusal: Refusal, reason: str, bound: WaitBound | None = None) -> Outcome:
-        """Return the outcome of a refusal; `bound` is that of the load that it waited for, if it did."""
-        context, key, model = self._context, self._progress.caller.key, self._progress.model
-        allowed = None if key is None else key.models
-        known = partial(near_models, model, context.directory, context.aliases, allowed)
-        bound = bound or WaitBound("queue_s", context.timeouts.queue_s)
-        failure = Failure.of(no_lease(refusal, model, known, bound, trio.current_time()))
-        return Outcome("refused", failure=failure, reason=reason)
 
-    def note_failure(self, endpoint: Endpoint, step: AttemptStep, outcome: Outcome) -> None:
-        """Record that an endpoint has not answered the request, or not to the end: later steps name it by its id."""
-        kind, now, prefix = outcome.kind, trio.current_time(), self._progress.prefix
-        if self._failed is None:
-            self._failed = {}
-        self._failed[step.endpoint] = endpoint
-        _log_failure(endpoint, outcome)
-        if kind in ("unreachable", "declined", "too_long") and prefix is not None:
-            take_back(self._context.balancer.prefixes, prefix, endpoint)
-        match kind:
-            case "unreachable":
-                endpoint.fail(now)
-                record_failure(endpoint)
-            case "declined":
-                endpoint.fail(now, outcome.why)
-            case "too_long":
-                endpoint.circuit.record_success()
-            case "rejected" if outcome.status in FAILED_STATUSES and not step.is_again:  # a request fails it only once
-                record_failure(endpoint, answers=True)
-            case "broken" | "late" | "cut" if outcome.status not in FAILED_STATUSES:  # else that was recorded
-                record_failure(endpoint)
-            case _:
-                pass
+def _response_head(context: GatewayContext, endpoint: Endpoint, prefix: PrefixChain | None) -> HeaderPairs:
+    """Return the headers of a response that name its endpoint, and the part of the prefix that it should have."""
+    settings, head = context.settings, ()
+    if endpoint.id and settings.worker_header:
+        head = ((WORKER_HEADER, endpoint.id),)
+    if prefix is not None and settings.prefix_header:
+        head = (*head, (PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
+    return head
 
-    def learn(self, endpoint: Endpoint) -> None:
-        """Record that a response has arrived whole, and learn from the tokens that the request has used."""
-        context, progress, leg = self._context, self._progress, self._progress.leg
-        if leg is None:
-            return
-        if endpoint.circuit.failures and leg.status not in FAILED_STATUSES:
-            endpoint.circuit.record_success()
-        usage, used, prefix = leg.usage, progress.usage, progress.prefix
-        if usage is None or leg.status >= 400:
-            return
-        if used is None or used.is_estimate:
-            if leg.is_stream and isinstance(usage, ReportedUsage) and not usage.has_arrived:
-                _note_lost_usage(endpoint, progress.path)
-            return
-        if prefix is not None and used.input and usage.tells_cached:
-            correct(context.balancer.prefixes, prefix, endpoint, used.input, used.cached)
-        if progress.prompt_bytes:
-            context.prompt_lengths.learn(progress.model, progress.prompt_bytes, used.input)
+
+def _refused(desk: Desk, refusal: Refusal, reason: str, bound: WaitBound | None = None) -> Outcome:
+    """Return the outcome of a refusal; `bound` is that of the load that the request waited for, if it did."""
+    context, key, model = desk._context, desk.caller.key, desk.model
+    known = partial(near_models, model, context.directory, context.aliases, None if key is None else key.models)
+    bound = bound or WaitBound("queue_s", context.timeouts.queue_s)
+    failure = Failure.of(no_lease(refusal, model, known, bound, trio.current_time()))
+    return Outcome("refused", failure=failure, reason=reason)
 
 
 def timeouts_of(context: GatewayContext, endpoint: Endpoint) -> tuple[float, float]:
@@ -224,61 +375,15 @@ def timeouts_of(context: GatewayContext, endpoint: Endpoint) -> tuple[float, flo
     return endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
 
 
-def _chain_for(progress: RequestProgress, step: Lookup) -> PrefixChain | None:
-    """Return the chain of a request for the model of a step; only its first model has the body read."""
-    sums, edits = progress.prefix_sums or progress.read_prefix(), step.edits
+def _chain_for(asker: Asker, step: Lookup) -> PrefixChain | None:
+    """Return the chain of a request for the model of a step."""
+    sums, edits = asker.read_prefix(), step.edits
     return None if sums is None else chain_of(sums, step.model, edits.set, edits.drop)
 
 
-def held(matched: int, length: int, prompt_tokens: int, cached_tokens: int) -> int | None:
-    """Return how many digests of a chain were in a cache, if that is far less than was expected; else None.
-
-    `matched` of the prefix' `length` bytes were expected. Far less is less than half of that, and by a boundary: tokens
-    are not bytes, and an engine keeps whole blocks of them.
-    """
-    told = length * min(cached_tokens, prompt_tokens) // max(1, prompt_tokens)
-    count = bisect_right(BOUNDARIES, told)
-    return count if told < matched / 2 and count < bisect_right(BOUNDARIES, matched) else None
-
-
-def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, prompt_tokens: int, cached_tokens: int) -> None:
-    """Compare the expectation with the report of a prompt's tokens."""
-    if not chain.matched:
-        return
-    count = held(chain.matched, chain.length, prompt_tokens, cached_tokens)
-    wrong = endpoint.holder.record_match(is_wrong=count is not None)
-    if count is None:
-        return
-    chain.was_wrong = True
-    if wrong >= WRONG_MAX:
-        index.discard(chain.digests[count:], endpoint)
-
-
-def take_back(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint) -> None:
-    """Record that an endpoint has not worked on a request after all: only its earlier prefixes are believed there."""
-    index.discard(chain.digests[bisect_right(BOUNDARIES, chain.matched) :], endpoint)
-
-
-def record_failure(endpoint: Endpoint, *, answers: bool = False) -> None:
-    """Record that an endpoint has failed with a request; `answers` says that there was a response."""
-    circuit = endpoint.circuit
-    if circuit.record_failure(trio.current_time(), answers=answers):
-        log.warning("%s has failed %d times in a row: its circuit opens", endpoint.upstream.name, circuit.failures)
-
-
-def _log_failure(endpoint: Endpoint, outcome: Outcome) -> None:
-    kind, name = outcome.kind, endpoint.upstream.name
-    if kind in ("unreachable", "declined") and outcome.failure is not None:
-        log.warning("%s", outcome.failure.message)
-    elif kind in ("broken", "late", "cut") or (kind == "rejected" and outcome.status == 401):
-        log.warning("%s failed with this request: %s", name, outcome.why)
-
-
-def _note_lost_usage(endpoint: Endpoint, path: bytes) -> None:
-    """Log, once for each start of a worker, that a whole stream arrived without the tokens that it used."""
-    if not endpoint.is_usage_lost and path.endswith(b"/completions") and endpoint.lose_usage():
-        log.warning(
-            "%s reports the tokens of each request, and a whole stream came without them: a proxy on the way may"
-            " drop trailers. The tokens of its streams are only estimated",
-            endpoint.upstream.name,
-        )
+def _routing_for(desk: Desk, step: Lookup) -> RoutingRequest:
+    """Return the request as the balancer sees it for another model."""
+    routing = RoutingRequest(step.model, desk._session, desk.grant.fairness_key, only=desk._only)
+    if not desk._session and desk._only is None:
+        routing.make_prefix = partial(_chain_for, desk._asker, step)
+    return routing

@@ -70,11 +70,6 @@ WATCHED = frozenset((*MEMBERS, CARRIER))
 HEADER_NAMES = frozenset(HEADERS)
 
 
-def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
-    """Return whether a request with these members or fields, and these headers, may steer an engine."""
-    return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
-
-
 async def without_control(body: RequestBody, by_name: Mapping[bytes, bytes]) -> tuple[RequestBody, Sequence[str]]:
     """Return a body without the members that steer an engine, and the names of these members, and of such headers.
 

@@ -7,45 +7,27 @@ from ichat.errors import ApiError
 from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
-from ichat.http.request_body import NO_BODY, RequestBody
+from ichat.http.request_body import NO_BODY
 from ichat.http.server import Client, Taker
-from ichat.observability.request_record import RESPONSE_PATH
+from ichat.observability.access_log import shown_path
+from ichat.observability.request_record import LABELS, OTHER, RESPONSE_PATH, RequestRecord
 from ichat.protocol.messages import DROPPED_HEADER
 from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.desk import Desk, record_failure, timeouts_of
-from ichat.proxy.engine_control import is_suspect
-from ichat.proxy.kept_responses import check_continued, continue_response, kept_response
+from ichat.proxy.desk import Desk, timeouts_of
 from ichat.proxy.leg import Leg
-from ichat.proxy.model_request import ModelRequest, read_model_request
+from ichat.proxy.model_request import read_model_request
 from ichat.proxy.progress import RequestProgress
-from ichat.proxy.refusals import Failure, over_limit
-from ichat.proxy.shadow import copy_of, is_copied
-from ichat.proxy.steps import (
-    ANSWERED,
-    BEGUN,
-    NO_EDITS,
-    AttemptStep,
-    Outcome,
-    Refuse,
-    RequestRoute,
-    Step,
-    Wait,
-    next_step,
-    plain_start,
-)
-from ichat.proxy.stream_comments import make_keepalive
-from ichat.proxy.targets import body_for, route_along
-from ichat.proxy.token_usage import usage_reader
+from ichat.proxy.refusals import Failure
+from ichat.proxy.shadow import copy_of
+from ichat.proxy.steps import ANSWERED, AttemptStep, Outcome, Refuse, Step, Wait
+from ichat.proxy.targets import body_for
+from ichat.proxy.token_usage import ReportedUsage, usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
-from ichat.routing.aliases import Alias
-from ichat.routing.circuit_breaker import FAILED_STATUSES
-from ichat.routing.endpoint import Endpoint
-from ichat.routing.prompt_lengths import is_measurable
+from ichat.routing.endpoint import Endpoint, EndpointFacts
+from ichat.security.addresses import address_in
 from ichat.security.auth import Caller
-from ichat.security.grant import admit, grant_of
-from ichat.security.rate_limits import QuotaRefusal
 
 _USAGE_WANTED = usage_wanted("")
 
@@ -53,96 +35,83 @@ _USAGE_WANTED = usage_wanted("")
 class Exchange:
     """A request that is answered by an upstream."""
 
-    __slots__ = ("_alias", "_context", "_desk", "_edits", "progress")
+    __slots__ = ("_context", "_is_suspect", "desk", "progress")
 
-    def __init__(
-        self, context: GatewayContext, request: Request, client: Client, caller: Caller, session: bytes | None = None
-    ) -> None:
+    def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
         self._context = context
-        now = context.pool.hub.update_clock()
-        self.progress = RequestProgress(request, client, caller, request.path, now, len(request.body))
-        self._alias: Alias | None = None
-        """The name that it asks for, if that stands for models."""
-        self._edits = NO_EDITS
-        """Those that its body has now."""
-        if session is None:
-            session = request.by_name.get(context.session_header, b"")
-        self._desk = Desk(context, self.progress, session)
+        hub = context.pool.hub
+        self.progress = RequestProgress(hub, request, client, request.path, len(request.body))
+        self.desk = Desk(context, caller, self.progress, hub.update_clock())
+        self._is_suspect = False
+        """Whether it may have members or headers that no worker gets from this caller."""
 
     def __repr__(self) -> str:
         return f"<Exchange {self.progress!r}>"
 
-    async def forward(self) -> None:
-        """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
-        asked = await read_model_request(self.progress.request)
-        step = self.begin(asked)
-        del asked  # the response may last an hour
-        try:
-            await self._follow(step)
-        finally:
-            self.close_grant()
+    @property
+    def caller(self) -> Caller:
+        """The sender."""
+        return self.desk.caller
 
     @property
-    def desk(self) -> Desk:
-        """The side of the request that knows the endpoints."""
-        return self._desk
+    def phase(self) -> str:
+        """How far it has got: `queued`, or as `RequestProgress` says."""
+        phase = self.progress.phase
+        return "queued" if self.desk.is_waiting and phase in ("begun", "connecting") else phase
 
-    def begin(self, asked: ModelRequest, prompt_bytes: int | None = None) -> Step:
-        """Return the first step of a request. Raises ApiError if it goes nowhere.
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        """See `InFlight`."""
+        return self.progress.request.id, self.progress.request.own_id
 
-        `prompt_bytes` is for a request whose body is elsewhere; see `RequestProgress`.
-        """
-        context, progress = self._context, self.progress
-        progress.model, progress.body, progress.is_stream = asked.model, asked.body, asked.is_stream
-        name, aliases = asked.model, context.aliases
-        if aliases.by_name:
-            name = aliases.name_for(name, context.directory.has)
-        self._admit(asked.model, name)
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return self.progress.is_stream
+
+    def cancel(self) -> None:
+        """Cut it off."""
+        self.progress.client.scope.cancel()
+
+    async def forward(self) -> None:
+        """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
+        context, progress, request = self._context, self.progress, self.progress.request
+        asked, body = await read_model_request(request, request.by_name.get(context.session_header, b""))
+        progress.body, progress.is_stream, desk = body, asked.is_stream, self.desk
         try:
-            route, step = self._begin(asked, name)
-            if prompt_bytes is not None:
-                progress.keepalive = None
-                has_longer = self._alias is not None and self._alias.longer is not None
-                progress.prompt_bytes = prompt_bytes if has_longer else 0
-            return self._desk.begin(route, step)
-        except ApiError:
-            self.close_grant()
-            raise
-
-    def begin_at_holder(self) -> Step:
-        """Return the first step of a request about a response that a worker keeps. Raises ApiError."""
-        progress = self.progress
-        progress.path, progress.body = RESPONSE_PATH, RequestBody(progress.request.body)
-        progress.model, self._desk.only = kept_response(self._context, progress.request, progress.caller)
-        self._admit()
-        try:
-            return self._desk.begin(*self._plain_start())
-        except ApiError:
-            self.close_grant()
-            raise
+            step = desk.ask(asked)
+            self._is_suspect = asked.is_suspect and not desk.grant.may_steer
+            del asked, body  # the response may last an hour
+            progress.comment_s = context.timeouts.sse_keepalive_s
+            if progress.is_stream and progress.comment_s:
+                progress.make_keepalive(progress.comment_s)
+            await self._follow(step)
+        finally:
+            self._close()
 
     async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
 
         The path is `/v1/responses/{id}`, and maybe more.
         """
-        step = self.begin_at_holder()
+        progress = self.progress
+        progress.read_plainly(RESPONSE_PATH)
         try:
-            await self._follow(step)
+            await self._follow(self.desk.ask_holder(progress.request.method, progress.request.path))
         finally:
-            self.close_grant()
+            self._close()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:
         """Have `taker` get the control plane's answer to these headers. Raises ApiError if nothing was sent."""
         progress = self.progress
-        progress.body = RequestBody(progress.request.body)
-        progress.grant = grant_of(self._context.auth, progress.caller)
+        progress.read_plainly()
+        self.desk.grant_plainly()
         first_byte_s, stall_s = timeouts_of(self._context, endpoint)
         step = AttemptStep(
             "", "", request_head=tuple(internal), first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True
         )
         sink = ClientSink(progress, taker, progress.request.version, [], is_control=True)
-        leg = progress.leg = await self._leg_to(endpoint, step, sink)
+        leg = progress.leg = await self._leg_to(endpoint.facts, step, sink)
         try:
             outcome = await leg.run()
         finally:
@@ -150,56 +119,14 @@ class Exchange:
         if outcome.failure is not None and outcome.kind != "cut":
             raise outcome.failure.error()
 
-    def _admit(self, model: str = "", name: str = "") -> None:
-        """Have the request count for its limits. Raises ApiError: 403, 429."""
-        context, progress = self._context, self.progress
-        grant = admit(context.auth, context.quotas, progress.caller, progress.started_at, model=model, name=name)
-        if isinstance(grant, QuotaRefusal):
-            raise over_limit(grant)
-        progress.grant = grant
-
-    def close_grant(self) -> None:
+    def _close(self) -> None:
         """End the request's reservation within the limits, and count the tokens that it has used."""
-        progress = self.progress
-        if progress.usage is None:
-            progress.count_tokens()
-        used = progress.usage
-        now = self._context.pool.hub.update_clock()
-        progress.grant.close(0 if used is None else used.input + used.output, now)
-
-    # The route at the beginning.
-
-    def _plain_start(self) -> tuple[RequestRoute, Step]:
-        """Return the route to a single model, and its first step."""
-        is_bound = self._desk.only is not None
-        return plain_start(self.progress.model, self._context.timeouts.queue_s, is_bound=is_bound)
-
-    def _begin(self, asked: ModelRequest, name: str) -> tuple[RequestRoute, Step]:
-        """Return the models or the endpoint that the request may go to, and the first step. Raises ApiError 404."""
-        context, progress, request = self._context, self.progress, self.progress.request
-        progress.is_background = asked.is_background
-        progress.is_suspect = not progress.grant.may_steer and is_suspect(asked.body.names, request.by_name)
-        if asked.is_stream and context.timeouts.sse_keepalive_s:
-            progress.keepalive = make_keepalive(context, progress, context.timeouts.sse_keepalive_s)
-        plan = None
-        if name in context.aliases.by_name:
-            plan = context.aliases.plan(name, self._desk.session, context.balancer.prospect)
-        if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
-            plan, self._desk.only = continue_response(
-                context.directory, context.table, asked.previous_response_id, asked.model, plan
-            )
-            if self._desk.only is not None:
-                check_continued(context, progress.caller, asked.previous_response_id)
-        if plan is None:
-            return self._plain_start()
-        alias = self._alias = plan.alias
-        if alias.longer is not None and is_measurable(request.path, asked.body.names, request.body):
-            progress.prompt_bytes = len(request.body)
-        progress.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, self._desk.session)
-        repeats_until = progress.started_at + context.timeouts.first_byte_s
-        is_bound, queue_s = self._desk.only is not None, context.timeouts.queue_s
-        route = route_along(plan, repeats_until=repeats_until, queue_s=queue_s, is_bound=is_bound)
-        return next_step(route, BEGUN, progress.started_at)
+        progress, desk = self.progress, self.desk
+        if desk.is_open:
+            if progress.usage is None:
+                progress.count_tokens(desk.ticket)
+            used = progress.usage
+            desk.close(0 if used is None else used.input + used.output)
 
     # The loop.
 
@@ -214,12 +141,9 @@ class Exchange:
         try:
             while True:
                 if isinstance(step, AttemptStep):
-                    outcome = await self._attempt(step)
-                    if outcome.failure is None:  # then it is done
-                        return
-                    step = self._desk.go_on(outcome)
+                    step = await self._attempt(step)
                 elif isinstance(step, Wait):
-                    step = await self._desk.wait(step)
+                    step = await self.desk.wait(step)
                 elif isinstance(step, Refuse):
                     raise step.failure.error()
                 else:
@@ -227,7 +151,7 @@ class Exchange:
         except ApiError as error:
             if progress.keepalive is None or not progress.keepalive.has_begun:
                 raise
-            progress.error = error.code
+            progress.failed(error)
             await progress.client.end_with_event(error.event(progress.path))
         finally:
             if progress.keepalive is not None:
@@ -240,61 +164,62 @@ class Exchange:
 
     # An attempt.
 
-    async def _attempt(self, step: AttemptStep) -> Outcome:
-        """Send the request to the endpoint that was found, and its response to the client."""
-        context, progress, desk, lease = self._context, self.progress, self._desk, self._desk.lease
-        assert lease is not None
-        endpoint = lease.endpoint
+    async def _attempt(self, step: AttemptStep) -> Step:
+        """Send the request to the endpoint that was found, and its response to the client; return the next step."""
+        progress, desk = self.progress, self.desk
         try:
-            if step.edits != self._edits:
-                self._edits = step.edits
-                progress.body = await body_for(progress.body, step.edits, progress.route.name)
-            if progress.is_background:
-                key = progress.grant.key_name
-                is_limited = context.quotas.bounds_tokens(key)
-                progress.ticket = context.late_usage.begin(endpoint, key, step.model, is_limited=is_limited)
-            shows_overhead = context.settings.overhead_header and bool(endpoint.id)
-            version, added = progress.request.version, [*step.response_head]
-            sink = ClientSink(progress, progress.client, version, added, shows_overhead)
+            if step.edits != progress.edits:
+                progress.edits = step.edits
+                progress.body = await body_for(progress.body, step.edits, desk.route.name)
+            endpoint, ready_at = desk.endpoint, None
+            if self._context.settings.overhead_header and endpoint.id:
+                ready_at = desk.started_at + desk.queued_s
+            sink = ClientSink(progress, progress.client, progress.request.version, [*step.response_head], ready_at)
             leg = progress.leg = await self._leg_to(endpoint, step, sink)
             try:
                 outcome = await leg.run()
             finally:
                 progress.note_end_of(leg)
-            if outcome is ANSWERED:
-                progress.count_tokens()
-                desk.learn(endpoint)
-            else:
-                desk.note_failure(endpoint, step, outcome)
         except ApiError as error:
-            outcome = Outcome("unfit", step.endpoint, Failure.of(error))
-        finally:
-            desk.lease = None
-            lease.release()
-        if progress.ticket and (outcome.kind not in ("answered", "cut") or progress.status >= 400):
-            context.late_usage.forget(progress.ticket)
-        return outcome
+            return desk.end_attempt(step, Outcome("unfit", step.endpoint, Failure.of(error)))
+        if outcome is not ANSWERED:
+            return desk.end_attempt(step, outcome)
+        progress.count_tokens(desk.ticket)
+        return desk.end_answered(
+            leg.status,
+            progress.usage,
+            tells_cached=leg.usage is not None and leg.usage.tells_cached,
+            is_usage_lost=leg.is_stream and self._is_usage_lost(leg),
+        )
 
-    async def _leg_to(self, endpoint: Endpoint, step: AttemptStep, sink: ClientSink) -> Leg:
+    def _is_usage_lost(self, leg: Leg) -> bool:
+        """Return whether a whole stream lacks the tokens that its engine reports."""
+        usage, used = leg.usage, self.progress.usage
+        return (
+            (used is None or used.is_estimate)
+            and isinstance(usage, ReportedUsage)
+            and not usage.has_arrived
+            and self.progress.path.endswith(b"/completions")
+        )
+
+    async def _leg_to(self, endpoint: EndpointFacts, step: AttemptStep, sink: ClientSink) -> Leg:
         """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
-        context, progress, request = self._context, self.progress, self.progress.request
+        context, progress, request, grant = self._context, self.progress, self.progress.request, self.desk.grant
         body = progress.body
-        if progress.is_suspect or (endpoint.route is not None and endpoint.route.changes(body)):
-            body, dropped = await prepare_body(request, body, endpoint, is_suspect=progress.is_suspect)
+        if self._is_suspect or (endpoint.route is not None and endpoint.route.changes(body)):
+            body, dropped = await prepare_body(request, body, endpoint, is_suspect=self._is_suspect)
             if dropped:
-                context.drop_notices.log_dropped(progress.grant.key_name, dropped)
+                context.drop_notices.log_dropped(grant.key_name, dropped)
                 sink.added.insert(0, (DROPPED_HEADER, ", ".join(dropped).encode()))
         usage = None if step.passes_all else usage_reader(progress.path, reports_usage=endpoint.reports_usage)
-        added = step.request_head
+        added, ticket, keepalive = step.request_head, self.desk.ticket, progress.keepalive
         if usage is not None and endpoint.reports_usage:
-            added = (*added, usage_wanted(progress.ticket) if progress.ticket else _USAGE_WANTED)
-        keepalive = progress.keepalive
+            added = (*added, usage_wanted(ticket) if ticket else _USAGE_WANTED)
         pieces = build_upstream_request(
             request,
             body.data,
             endpoint,
-            grant=progress.grant,
-            proof=context.auth.proof,
+            grant=grant,
             added=added,
             reads_response=keepalive is not None or endpoint.route is not None,
         )
@@ -303,19 +228,57 @@ class Exchange:
 
     def _heard(self, leg: Leg) -> None:
         """Called when a response begins: from here on the request is sent nowhere else, and its body is freed."""
-        context, progress = self._context, self.progress
-        endpoint = leg.endpoint
-        endpoint.see(context.pool.hub.now)
-        if leg.status in FAILED_STATUSES:
-            record_failure(endpoint, answers=True)
-        elif endpoint.circuit.open_until is not None and endpoint.circuit.record_response():
-            context.balancer.dispatch_waiting()
-        if progress.is_copied and leg.status < 400 and self._alias is not None:
+        context, progress, desk = self._context, self.progress, self.desk
+        if leg.step.model:
+            desk.heard(leg.status)
+        if desk.is_copied and leg.status < 400 and desk.alias is not None:
             context.shadows.start(copy_of(
-                progress.request, progress.body, self._alias, grant=progress.grant,
-                is_suspect=progress.is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
+                progress.request, progress.body, desk.alias, grant=desk.grant,
+                is_suspect=self._is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
             ))  # fmt: skip
         progress.request.release_body()
         progress.body, progress.prefix_sums = NO_BODY, None
-        if progress.trace is not None:
-            progress.trace.headers = ()
+
+    # Its record.
+
+    def record(self, phase: str, now: float) -> RequestRecord:
+        """Return the facts of the request; `phase` is how far it had got if it was cut off."""
+        desk, progress, request = self.desk, self.progress, self.progress.request
+        leg, trace = progress.leg, desk.trace
+        received = None if leg is None or leg.relay is None else leg.relay.body
+        asked_at = None if leg is None else leg.asked_at
+        return RequestRecord(
+            id=request.id.decode(),
+            client=client_address(desk.caller, progress.client.peer),
+            method=request.method.decode("latin-1"),
+            path=shown_path(request.path),
+            route=LABELS.get(progress.path, OTHER),
+            key_name=desk.caller.key_name,
+            model=desk.model,
+            status=progress.status,
+            error=progress.error,
+            phase=phase,
+            started_at=desk.started_at,
+            ended_at=now,
+            queued_s=desk.queued_s,
+            bytes_in=progress.bytes_in,
+            bytes_out=progress.bytes_out if received is None else received.bytes_out,
+            usage=progress.usage,
+            trace_id="" if trace is None else trace.id,
+            span=None if trace is None else trace.span,
+            is_counted=desk.is_counted,
+            prefix=desk.prefix,
+            worker=desk.worker,
+            answered_at=None if leg is None else leg.answered_at,
+            first_at=None if received is None else received.first_at,
+            overhead_s=None if asked_at is None else asked_at - desk.started_at - desk.queued_s,
+            chunks=0 if received is None else received.chunks,
+            alias=desk.route.name,
+            passed=desk.route.passed,
+        )
+
+
+def client_address(caller: Caller, peer: str) -> str:
+    """Return the connection's address and port, or the address for which a trusted proxy asks."""
+    own = peer.rpartition(":")[0] == caller.address or address_in(peer) == caller.address
+    return peer if own else caller.address

@@ -44,8 +44,8 @@ class Route:
         """
         replace = {} if self.upstream_model is None else {"model": body.text(self.upstream_model)}
         drop: Iterable[str] = ()
-        if not body.is_form and not self.rules.names.isdisjoint(body.names):
-            found = dict(await body.values(self.rules.names))
+        found = {} if body.is_form else dict(await body.values(self.rules.names))
+        if found:
             changes = self.rules.plan(found, gated=path.rstrip(b"/").endswith(_GATED))
             self._tell(changes.dropped)
             replace, drop = {**changes.replace, **replace}, changes.drop

@@ -22,12 +22,12 @@ from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
-from ichat.proxy.exchange import Exchange
+from ichat.proxy.desk import Desk
+from ichat.proxy.exchange import Exchange, client_address
 from ichat.proxy.late_usage import Spender
 from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
-from ichat.proxy.progress import RequestProgress, client_address
 from ichat.proxy.refusals import over_limit
-from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.proxy.requests_in_flight import InFlight, RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
 from ichat.proxy.wrong_addresses import is_googles, no_route
 from ichat.security.auth import CHANGES_MODELS, Caller
@@ -150,7 +150,7 @@ class Gateway:
         try:
             kind = kind_of(request, self.cors)
             if kind in ("model", "engine"):
-                self.begin(progress, request, is_known=kind == "model")
+                self._begin(exchange, request, is_known=kind == "model")
                 await exchange.forward()
             else:
                 await self._answers[kind](exchange, request, client)
@@ -159,28 +159,28 @@ class Gateway:
             self._metrics.refused(error.limit or error.code, caller.key_name)
             raise
         except trio.Cancelled:
-            phase = progress.phase
-            if not await self.in_flight.end_if_cancelled(progress):  # noqa: ASYNC102 it has a shield with a bound
+            phase = exchange.phase
+            if not await self.in_flight.end_if_cancelled(exchange):  # noqa: ASYNC102 it has a shield with a bound
                 progress.ended(*((CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")))
             elif not progress.is_answered:  # an error after the head is counted by the metrics themselves
                 self._metrics.refused(progress.error, caller.key_name)
             raise
         finally:
-            self.finish(progress, phase)
+            self.finish(exchange, phase)
 
-    def finish(self, progress: RequestProgress, phase: str) -> None:
+    def finish(self, one: InFlight, phase: str) -> None:
         """Record a request that has ended; `phase` is how far it had got if it was cut off."""
-        self.in_flight.requests.pop(progress, None)
-        record = progress.record(phase, self.context.pool.hub.update_clock())
+        self.in_flight.requests.pop(one, None)
+        record = one.record(phase, self.context.pool.hub.update_clock())
         for sink in self._sinks:
             sink.ended(record)
 
-    def count_refusal(self, error: ApiError, progress: RequestProgress) -> None:
-        """Count a refused request."""
-        self._metrics.refused(error.limit or error.code, progress.caller.key_name)
+    def count_refusal(self, code: str, caller: Caller) -> None:
+        """Count a refused request, by the code of its error or the limit that refuses it."""
+        self._metrics.refused(code, caller.key_name)
 
     async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self.begin(exchange.progress, request, is_known=False)
+        self._begin(exchange, request, is_known=False)
         await exchange.forward_to_holder()
 
     async def _answer_preflight(self, exchange: Exchange, request: Request, client: Client) -> None:
@@ -204,25 +204,29 @@ class Gateway:
         if quotas.has_periods:
             quotas.spend(spender.key_name, spender.model, used.input, used.output, used.cached)
 
-    def begin(self, progress: RequestProgress, request: Request, *, is_known: bool) -> None:
+    def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
+        self.begin(exchange, exchange.desk, request.headers, request.path, is_known=is_known)
+
+    def begin(
+        self, one: InFlight, desk: Desk, headers: Sequence[tuple[bytes, bytes]], path: bytes, *, is_known: bool
+    ) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
-        progress.is_counted = True
-        self.in_flight.requests[progress] = False
+        self.in_flight.requests[one] = False
         self._metrics.request_began()
-        progress.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
+        desk.count(self._tracing.begin(headers, path, is_known=is_known))
 
     async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
         receiver = self._prefix_reports if request.path == PREFIXES_PATH else self._heartbeats
-        with self._control.joins.hold(exchange.progress.caller.fairness_key):
-            body = await receiver.receive(request.body, exchange.progress.caller)
+        with self._control.joins.hold(exchange.caller.fairness_key):
+            body = await receiver.receive(request.body, exchange.caller)
         await client.respond(request, 200, _JSON, body)
         exchange.progress.ended(200, "", len(body))
 
     async def _answer_control(self, exchange: Exchange, request: Request, client: Client) -> None:
         await self._control.answer(exchange, request, client)
         if exchange.progress.error:
-            self._metrics.refused(exchange.progress.error, exchange.progress.caller.key_name)
+            self._metrics.refused(exchange.progress.error, exchange.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Record a refusal of bytes that were not yet a request."""

@@ -7,7 +7,6 @@ import attrs
 from ichat import errors
 from ichat.fleet.fleet_view import DirectoryView, TableView
 from ichat.fleet.responses import ResponseMissing, continued_among, continued_by, holder_of
-from ichat.http.request import Request
 from ichat.observability.access_log import shown_path
 from ichat.protocol.responses import is_of_model
 from ichat.proxy.context import GatewayContext
@@ -23,23 +22,23 @@ _METHODS: Mapping[bytes, tuple[bytes, ...]] = {b"": (b"DELETE", *_READS), b"inpu
 """The parts that may follow a response's id in a path, with the methods that are accepted there."""
 
 
-def kept_response(context: GatewayContext, request: Request, caller: Caller) -> tuple[str, Endpoint]:
+def kept_response(context: GatewayContext, method: bytes, path: bytes, caller: Caller) -> tuple[str, Endpoint]:
     """Return a model and the endpoint of the worker that keeps the response which a request is about.
 
     The path is `/v1/responses/{id}`, and maybe more. Raises ApiError: 400, 404, 405.
     """
-    check_path(request.path)
-    _, _, _, id_, *rest = request.path.split(b"/", 4)
+    check_path(path)
+    _, _, _, id_, *rest = path.split(b"/", 4)
     response_id, below = id_.decode("latin-1"), b"".join(rest)
     worker = holder_of(context.table, response_id)
     if isinstance(worker, ResponseMissing):
         raise response_missing(worker)
     methods = _METHODS.get(below)
     if methods is None or (rest and not below):
-        raise errors.not_found(shown_path(request.path))
-    if request.method not in methods:
+        raise errors.not_found(shown_path(path))
+    if method not in methods:
         allowed = b", ".join(methods).decode()
-        raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), allowed)
+        raise errors.method_not_allowed(method.decode("latin-1"), shown_path(path), allowed)
     models = worker.names[:1]
     if (allowed := _models_of(context, caller)) is not None:
         models = [model for model in allowed if worker.serves(model) and is_of_model(response_id, model)]

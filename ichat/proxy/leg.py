@@ -25,7 +25,7 @@ from ichat.protocol.messages import CODE_HEADER, WHY_HEADER, sentence
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import ANSWERED, AttemptStep, Outcome, OutcomeKind, is_rejected
 from ichat.proxy.token_usage import ReportedUsage, TokenUsage
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import EndpointFacts
 
 _TOO_LONG = errors.CONTEXT_LENGTH_EXCEEDED.encode()
 KEPT_RACE_S = 1.0
@@ -108,7 +108,7 @@ class Leg:
     """An exchange with an endpoint, and the facts learnt about it. Times are Trio's clock."""
 
     pool: Pool
-    endpoint: Endpoint
+    endpoint: EndpointFacts
     step: AttemptStep
     sink: BodySink
     pieces: Sequence[Body]
@@ -191,7 +191,7 @@ class Leg:
             gaps=self.gaps,
         )
         if self.keepalive is not None:
-            self.keepalive.response = relay
+            self.keepalive.follow(relay)
         return relay
 
     async def _failed(self, lost: UpstreamError) -> Outcome:
@@ -233,6 +233,8 @@ class Leg:
         else:
             self._check(head.status, names)
         self.status = head.status
+        if head.status >= 400 and self.keepalive is not None and self.keepalive.has_begun:
+            self.error = f"upstream_{head.status}"  # the client's status is 200
         self.answered_at = self.pool.hub.now
         self.is_stream = head.is_events
         self.pieces = ()
@@ -254,7 +256,7 @@ class Leg:
         if status == 400 and step.has_longer and names.get(CODE_HEADER) == _TOO_LONG:
             self._is_too_long = True
             raise Declined("refuses it as too long")
-        if status == 401 and endpoint.has_key:
+        if status == 401 and endpoint.access is not None and endpoint.access.has_key:
             self._refused = status
             raise ResponseRejected("it does not accept the key that the gateway has for it")
         if endpoint.route is not None and is_rejected(status, step.rejects):

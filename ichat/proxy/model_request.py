@@ -1,7 +1,8 @@
 """The model and the other parts of a request for a model that the gateway reads."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from ichat import errors
 from ichat.http.heads import form_type
@@ -11,7 +12,9 @@ from ichat.http.request_body import RequestBody, form_body, read_model_body
 from ichat.observability.request_record import ROUTES
 from ichat.protocol.messages import HOP_HEADER
 from ichat.protocol.responses import is_background
+from ichat.proxy.engine_control import HEADER_NAMES, WATCHED
 from ichat.proxy.upstream_request import hops_of
+from ichat.routing.prefix_chain import PrefixSums
 
 HOPS_MAX = 4
 _CONTENT_TYPE = b"content-type"
@@ -24,16 +27,40 @@ _TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
 """Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
 
 
-class ModelRequest(NamedTuple):
-    """The parts of a request for a model that the gateway reads."""
+class Asked(NamedTuple):
+    """The facts by which a request for a model is decided: nothing of its body, client or connection."""
 
     model: str
-    body: RequestBody
-    is_stream: bool
-    previous_response_id: str | None
+    """The name that it asks for."""
+    session: bytes = b""
+    """Requests of the same session go to the same endpoint; empty: it has none."""
+    is_stream: bool = False
+    previous_response_id: str | None = None
     """The response that it continues, if it names any."""
     is_background: bool = False
     """Whether the response is made after the request has ended."""
+    is_suspect: bool = False
+    """Whether it may steer an engine: workers get that from few callers only."""
+
+
+class Asker(Protocol):
+    """The side of a request that has its bytes."""
+
+    def read_prefix(self) -> PrefixSums | None:
+        """Return the sums of its prefix, by its body as the client sent it; None if it has no chain."""
+        ...
+
+    def prompt_bytes(self) -> int:
+        """Return the bytes of its body, if they show how long its prompt is; else 0."""
+        ...
+
+    def announce_load(self, text: Callable[[], bytes], interval_s: float) -> None:
+        """Have a stream get comments of this text, at once and at least each interval, until `end_load`."""
+        ...
+
+    def end_load(self) -> None:
+        """Go on with the comments of every stream, if there are any."""
+        ...
 
 
 def check_path(path: bytes) -> None:
@@ -42,8 +69,8 @@ def check_path(path: bytes) -> None:
         raise errors.bad_request("The path must be plain: no `%`, `#`, `;`, `\\` or `//`, no segments `.` or `..`.")
 
 
-async def read_model_request(request: Request) -> ModelRequest:
-    """Return the parts of a request that are read here. Raises ApiError for a request that no upstream may get.
+async def read_model_request(request: Request, session: bytes) -> tuple[Asked, RequestBody]:
+    """Return the facts of a request of this session, and its body. Raises ApiError if no upstream may get it.
 
     A form becomes a form that all parsers read in the same way.
     """
@@ -60,21 +87,20 @@ async def read_model_request(request: Request) -> ModelRequest:
         request.replace_headers([
             (name, form.content_type if name == _CONTENT_TYPE else value) for name, value in request.headers
         ])  # fmt: skip
-        return ModelRequest(
-            model_of_form(form.body, form.fields),
-            form_body(form.body, form.fields),
-            is_stream=False,
-            previous_response_id=None,
-        )
+        body = form_body(form.body, form.fields)
+        suspect = is_suspect(body.names, request.by_name)
+        return Asked(model_of_form(form.body, form.fields), session, is_suspect=suspect), body
     model, body, members = await read_model_body(request.body, _READ_MEMBERS)
-    previous = members.get("previous_response_id")
-    return ModelRequest(
-        model,
-        body,
-        members.get("stream") is True,
-        None if previous is None else str(previous),
-        request.path.endswith(b"/responses") and is_background(members.get("background")),
-    )
+    is_stream, suspect = members.get("stream") is True, is_suspect(body.names, request.by_name)
+    if not request.path.endswith(b"/responses"):
+        return Asked(model, session, is_stream, is_suspect=suspect), body
+    previous, later = members.get("previous_response_id"), is_background(members.get("background"))
+    return Asked(model, session, is_stream, None if previous is None else str(previous), later, suspect), body
+
+
+def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
+    """Return whether a request with these members or fields, and these headers, may steer an engine."""
+    return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
 def _check_content_type(request: Request) -> None:

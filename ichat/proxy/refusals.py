@@ -1,13 +1,18 @@
-"""The client's view of a refusal: the values of the domain become errors with a status here."""
+"""The client's view of a refusal or a wait: values of the domain become errors, or comments in a stream."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
+import trio
 
 from ichat import errors
+from ichat.config.schema import Timeouts
 from ichat.errors import ApiError
+from ichat.fleet.fleet_view import DirectoryView
 from ichat.fleet.responses import ResponseMissing
+from ichat.http.body_mover import COMMENT_BYTES_MAX
+from ichat.protocol.load_story import story_of
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.choice import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
@@ -15,6 +20,11 @@ from ichat.security.rate_limits import QuotaRefusal
 
 LOAD_RETRY_S = 5
 """The Retry-After of a request for a model that is loaded now, if the duration of the load is not known."""
+
+_COMMENT_BYTES_MAX = COMMENT_BYTES_MAX - 16
+"""For the words of a comment, in a chunk."""
+_NAME_BYTES_MAX = 72
+"""Bytes of a model's name in a comment, at most."""
 
 
 @attrs.frozen
@@ -54,6 +64,13 @@ class WaitBound:
     name: str
     """The key of `[timeouts]` that sets it."""
     seconds: float
+
+    @classmethod
+    def of_load(cls, load: Loadable, timeouts: Timeouts) -> "WaitBound":
+        """Return how long a request may wait for a load."""
+        if load.is_coming:
+            return cls("restart_wait_s", timeouts.restart_wait_s)
+        return cls("load_wait_s", timeouts.load_wait_s)
 
 
 def no_lease(
@@ -135,3 +152,26 @@ def _told(model: str, failure: Failure) -> str:
     words = failure.message.removesuffix(".")
     rest = words.removeprefix(f"The model `{model}` ")
     return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
+
+
+def load_comment_of(directory: DirectoryView, model: str) -> bytes:
+    """Return the comment for a stream that waits for a model now."""
+    now = trio.current_time()
+    found, story = directory.availability(model), directory.story(model, now)
+    words = found.words(now) if isinstance(found, Loadable) else ""
+    return load_comment(model, words if story is None else story_of(story))
+
+
+def load_comment(model: str, words: str) -> bytes:
+    """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
+
+    It has at most `body_mover.COMMENT_BYTES_MAX` with what stands around it.
+    """
+    head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
+    left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())
+    words = _cut("".join(character if character.isprintable() else "?" for character in words), left)
+    return f"{head}{f': {words}' if words else ''}".encode()
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[: max(0, bytes_max)].decode(errors="ignore")

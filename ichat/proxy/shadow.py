@@ -20,6 +20,7 @@ from ichat.http.request import Request
 from ichat.http.request_body import RequestBody
 from ichat.observability.counts import ShadowCounts
 from ichat.observability.request_record import ROUTES
+from ichat.protocol.messages import PROOF_HEADER
 from ichat.proxy.leg import Leg, Nowhere
 from ichat.proxy.steps import AttemptStep
 from ichat.proxy.token_usage import TokenUsage
@@ -27,9 +28,9 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Full
 from ichat.routing.balancer import Balancer
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import EndpointFacts
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.security.auth import CREDENTIALS
+from ichat.security.addresses import CREDENTIALS
 from ichat.security.grant import Grant
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Shadows:
         usage = TokenUsage(copy.request.path)
         began, result = trio.current_time(), "cancelled"
         try:
-            leg = await self._leg_of(copy, lease.endpoint, usage)
+            leg = await self._leg_of(copy, lease.endpoint.facts, lease.endpoint.timeouts, usage)
             outcome = await leg.run()
             result = "timeout" if outcome.kind == "late" else "failed"
             if outcome.kind == "answered":
@@ -174,14 +175,17 @@ class Shadows:
             lease.release()
             self._counts.add(copy.alias, copy.model, result)
 
-    async def _leg_of(self, copy: Copy, endpoint: Endpoint, usage: TokenUsage) -> Leg:
+    async def _leg_of(
+        self, copy: Copy, endpoint: EndpointFacts, timeouts: tuple[float, float] | None, usage: TokenUsage
+    ) -> Leg:
         """Return the exchange with an endpoint. Raises ApiError for a body that the endpoint must not get."""
-        request, timeouts = copy.request, copy.timeouts
-        first_byte_s, stall_s = endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+        request, usual = copy.request, copy.timeouts
+        first_byte_s, stall_s = timeouts or (usual.first_byte_s, usual.stream_stall_s)
         body = await copy.body.edited({"model": copy.body.text(copy.model)})
         body, _ = await prepare_body(request, body, endpoint, is_suspect=copy.is_suspect)
+        added = ((PROOF_HEADER, copy.proof),) if copy.proof and endpoint.wants_proof else ()
         pieces = build_upstream_request(
-            request, body.data, endpoint, grant=copy.grant, proof=copy.proof, added=(), reads_response=True
+            request, body.data, endpoint, grant=copy.grant, added=added, reads_response=True
         )
         id_ = endpoint.id.decode()
         step = AttemptStep(id_, copy.model, first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True)

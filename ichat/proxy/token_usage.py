@@ -41,7 +41,7 @@ REQUEST_TOKENS_MAX = 8192
 class TokenUsage:
     """The counts of a response."""
 
-    __slots__ = ("_counts", "_names", "_tail", "events")
+    __slots__ = ("_counts", "_names", "_tail", "events", "tells_cached")
 
     def __init__(self, path: bytes = b"") -> None:
         """Read the usage in the responses to requests for this path.
@@ -54,6 +54,8 @@ class TokenUsage:
         """The end of the last piece, once there was a count: the next count may be cut in two."""
         self.events = 0
         """How many events the stream had."""
+        self.tells_cached = False
+        """Whether the response says how many tokens of the prompt were cached, once `said` was called."""
 
     def __repr__(self) -> str:
         return f"<TokenUsage {self._counts}>"
@@ -78,6 +80,7 @@ class TokenUsage:
             return None
         given, output = counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output"))
         cached, read = counts.get(b"cached", 0), counts.get(b"cache_read_input")
+        self.tells_cached = read is not None or b"cached" in counts
         if read is not None:  # `input_tokens` are the others
             given, cached = (given or 0) + read + counts.get(b"cache_creation_input", 0), read
         elif b"total" in counts:
@@ -86,11 +89,6 @@ class TokenUsage:
             elif output is None:
                 output = max(0, counts[b"total"] - given)
         return _used(given or 0, output or 0, cached)
-
-    @property
-    def tells_cached(self) -> bool:
-        """Whether the response says how many tokens of the prompt were cached."""
-        return not self._counts.keys().isdisjoint((b"cached", b"cache_read_input"))
 
 
 class ReportedUsage:

@@ -12,8 +12,8 @@ from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.protocol.messages import HOP_HEADER
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, without_control
 from ichat.proxy.header_filter import NOT_OF_REQUESTS, NOT_OF_REQUESTS_BEGIN, IsLeftOut, left_out
-from ichat.routing.endpoint import Endpoint
-from ichat.security.auth import CREDENTIALS
+from ichat.routing.endpoint import EndpointFacts
+from ichat.security.addresses import CREDENTIALS
 from ichat.security.grant import Grant
 
 JOINED_BYTES_MAX = 65536
@@ -49,7 +49,7 @@ def hops_of(by_name: Mapping[bytes, bytes]) -> int:
 
 
 async def prepare_body(
-    request: Request, body: RequestBody, endpoint: Endpoint, *, is_suspect: bool
+    request: Request, body: RequestBody, endpoint: EndpointFacts, *, is_suspect: bool
 ) -> tuple[RequestBody, Sequence[str]]:
     """Return the body that an endpoint gets, and the names of members and headers that it does not get.
 
@@ -64,16 +64,13 @@ async def prepare_body(
 def build_upstream_request(
     request: Request,
     body: Body,
-    endpoint: Endpoint,
+    endpoint: EndpointFacts,
     *,
     grant: Grant,
-    proof: bytes,
     added: Iterable[tuple[bytes, bytes]],
     reads_response: bool,
 ) -> list[Body]:
     """Return the pieces of the request to send: the client's end-to-end headers, those `added`, and the body.
-
-    `proof` shows a worker that its gateway sends the request; it is empty if workers have no token.
 
     `reads_response` says that the gateway looks into the response, which must not be compressed then. Raises ApiError
     404 for a path that the gateway's key for the endpoint is not for.
@@ -88,8 +85,8 @@ def build_upstream_request(
             headers = [header for header in headers if header[0] not in named]
     if upstream.port:
         headers.append((HOP_HEADER, b"%d" % (hops_of(request.by_name) + 1)))
-    headers = endpoint.headers_for(headers, proof)
     if endpoint.access is not None:
+        headers = endpoint.access.headers_for(headers)
         endpoint.access.check_path(request.path)
         target = endpoint.access.target_for(target)
     headers.append((b"host", upstream.authority))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from ichat.relays.link import whole
-from ichat.relays.values import Asked, Frame, MonotonicNs, Note, SentOutcome, TalkError
+from ichat.relays.values import Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 
 REPORT_NS = 5_000_000_000
 """A relay that has not reported by then is killed."""
@@ -65,7 +65,7 @@ class _Reported:
     trying: list[Trying] = attrs.field(factory=list[Trying])
     recent: list[Recent] = attrs.field(factory=list[Recent])
     outcomes: list[SentOutcome | Note] = attrs.field(factory=list[SentOutcome | Note])
-    asks: list[Asked] = attrs.field(factory=list[Asked])
+    asks: list[SentAsk] = attrs.field(factory=list[SentAsk])
 
 
 class Adopted(NamedTuple):
@@ -77,7 +77,7 @@ class Adopted(NamedTuple):
     """The requests and tokens of the last minute, by second and key."""
     outcomes: list[tuple[str, SentOutcome | Note]]
     """Those that no ledger has; a Note is a sum of outcomes."""
-    waiting: list[tuple[str, Asked]]
+    waiting: list[tuple[str, SentAsk]]
     """The open asks in the order of their times."""
 
 
@@ -116,7 +116,7 @@ class Adoption:
                 seq = frame.seq if isinstance(frame, SentOutcome) else whole(frame, "seq")
                 if seq > self._marks.get(relay, 0):
                     one.outcomes.append(frame)
-            case Asked():
+            case SentAsk():
                 one.asks.append(frame)
             case Note("ready"):
                 one.is_ready = True

@@ -1,9 +1,8 @@
-"""What a relay must know of an endpoint to send it requests: sent once, and again when it has changed."""
+"""The facts by which a relay sends requests to an endpoint: sent once, and again when it has changed."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from ichat.config.schema import CircuitBreaker
 from ichat.errors import Exit
 from ichat.http.pool import Upstream
 from ichat.http.tls import client_context
@@ -11,20 +10,17 @@ from ichat.proxy.drop_params import ParamRules
 from ichat.proxy.external_routes import Route
 from ichat.relays.values import TalkError
 from ichat.routing.access import Access
-from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import EndpointFacts
 
-_AT_ONCE_MAX = 1_000_000
 _RULES = ("drop_params", "additional_drop_params", "allowed_openai_params", "supported_openai_params")
 
 
-def facts_of(endpoint: Endpoint, proof: bytes) -> dict[str, Any]:
-    """Return the facts about an endpoint, as JSON; `proof` shows a worker that its gateway sends the request."""
+def facts_of(endpoint: EndpointFacts) -> dict[str, Any]:
+    """Return the facts about an endpoint, as JSON."""
     upstream, access, route = endpoint.upstream, endpoint.access, endpoint.route
     facts: dict[str, Any] = {
         "id": endpoint.id.decode(), "name": upstream.name, "host": upstream.host, "port": upstream.port,
         "tls": upstream.tls is not None, "ca": upstream.ca_certificates, "reports_usage": endpoint.reports_usage,
-        "proof": proof.decode("latin-1"),
     }  # fmt: skip
     if access is not None:
         headers = [[part.decode("latin-1") for part in pair] for pair in access.own_headers]
@@ -35,8 +31,8 @@ def facts_of(endpoint: Endpoint, proof: bytes) -> dict[str, Any]:
     return facts
 
 
-def endpoint_of(facts: Mapping[str, Any]) -> tuple[Endpoint, bytes]:
-    """Return an endpoint with these facts, and the proof for it; it may read a file. Raises TalkError."""
+def endpoint_of(facts: Mapping[str, Any]) -> EndpointFacts:
+    """Return an endpoint with these facts; it may read a file. Raises TalkError."""
     try:
         tls = client_context(facts["ca"]) if facts["tls"] else None
         upstream = Upstream(facts["name"], facts["host"], facts["port"], tls)
@@ -48,11 +44,6 @@ def endpoint_of(facts: Mapping[str, Any]) -> tuple[Endpoint, bytes]:
         if "route" in facts:
             given = facts["route"]
             route = Route(given["name"], ParamRules(**given["rules"]), given["upstream_model"])
-        circuit = Circuit(CircuitBreaker(failures_max=0))
-        endpoint = Endpoint(
-            upstream, facts["id"].encode(), _AT_ONCE_MAX, route, access, circuit=circuit,
-            reports_usage=facts["reports_usage"] is True,
-        )  # fmt: skip
-        return endpoint, facts["proof"].encode("latin-1")
+        return EndpointFacts(facts["id"].encode(), upstream, route, access, facts["reports_usage"] is True)
     except (KeyError, TypeError, ValueError, AttributeError, Exit) as error:
         raise TalkError(f"The facts about an endpoint are damaged: {error}.") from error

@@ -3,7 +3,7 @@
 import attrs
 
 from ichat import errors
-from ichat.config.schema import DRAIN_S_MAX, CircuitBreaker
+from ichat.config.schema import DRAIN_S_MAX
 from ichat.errors import ApiError
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import HOP_BY_HOP, Headers, ResponseHead, request_head, response_head
@@ -15,14 +15,12 @@ from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.leg import Leg
 from ichat.proxy.steps import AttemptStep
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
-from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import EndpointFacts
 
 INNER_SOCKET = "inner"
 """The owner's socket in the state directory for requests that it answers itself."""
 _SECONDS = DRAIN_S_MAX + 600.0
 """Until the first byte, and between two bytes: the owner has bounds of its own."""
-_AT_ONCE_MAX = 1_000_000
 _STEP = AttemptStep("", "", first_byte_s=_SECONDS, stall_s=_SECONDS, passes_all=True)
 _MADE_ANEW = frozenset((b"content-length", b"transfer-encoding", b"expect", PEER_HEADER))
 _USUAL = frozenset((b"close", b"keep-alive"))
@@ -60,12 +58,11 @@ class _PassingSink:
 
 
 class InnerSocket:
-    """The owner's inner socket, to which a relay forwards what the owner answers itself."""
+    """The owner's inner socket, to which a relay forwards the requests that the owner answers itself."""
 
     def __init__(self, pool: Pool, path: str) -> None:
         self._pool = pool
-        upstream, never_open = Upstream("the gateway's own process", path, 0), Circuit(CircuitBreaker(failures_max=0))
-        self._endpoint = Endpoint(upstream, b"", _AT_ONCE_MAX, circuit=never_open)
+        self._endpoint = EndpointFacts(b"", Upstream("the gateway's own process", path, 0))
 
     def __repr__(self) -> str:
         return f"<InnerSocket {self._endpoint.upstream.host}>"

@@ -14,18 +14,18 @@ from ichat.relays.link import whole
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import (
     COPIES,
-    Asked,
     Frame,
     MonotonicNs,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     TalkError,
     TrioClock,
     WaitsFor,
 )
-from ichat.routing.endpoint import Endpoint
+from ichat.routing.endpoint import EndpointFacts
 
 TOLD_MAX = 200
 """The number of requests of which operators see how far they have got."""
@@ -68,14 +68,14 @@ class FrameDesk:
     """Asks the owner, and knows the endpoints that it has named."""
 
     def __init__(self, talk: RelayTalk, send: Callable[[Frame], None], now: Callable[[], MonotonicNs]) -> None:
-        """`send` sends a frame whose order was checked."""
+        """`send` sends a frame after a check of the order."""
         self._talk = talk
         self._send = send
         self._now = now
         self._last = 0
         self.asking: dict[int, Asking] = {}
-        self.endpoints: dict[int, tuple[Endpoint, bytes]] = {}
-        """Endpoints by the owner's numbers, each with the proof for it."""
+        self.endpoints: dict[int, EndpointFacts] = {}
+        """Endpoints by the owner's numbers."""
 
     def __repr__(self) -> str:
         return f"<FrameDesk {len(self.asking)} asking, {len(self.endpoints)} endpoints>"
@@ -89,7 +89,7 @@ class FrameDesk:
 
     def begin(
         self,
-        asked: Asked,
+        asked: SentAsk,
         *,
         cancel: Callable[[], None],
         comment: Callable[[bytes], None],
@@ -169,8 +169,8 @@ class FrameDesk:
                 rows.append([number, *times, leg.is_stream, leg.status, *sizes])
         return Note("told", 0, {"rows": rows}) if rows else None
 
-    def endpoint(self, sent: SentStep) -> tuple[Endpoint, bytes]:
-        """Return the endpoint of a step, and the proof for it. Raises TalkError."""
+    def endpoint(self, sent: SentStep) -> EndpointFacts:
+        """Return the endpoint of a step. Raises TalkError."""
         found = self.endpoints.get(int(sent.address))
         if found is None:
             raise TalkError(f"The endpoint of the request {sent.number} was not named.")

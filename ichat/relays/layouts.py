@@ -16,13 +16,13 @@ from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import NO_EDITS, AttemptStep, BodyEdits, HeaderPairs, Outcome, OutcomeKind, Refuse, Wait
 from ichat.relays.values import (
     NOTHING,
-    Asked,
     Frame,
     FrameError,
     HeadSeen,
     MonotonicNs,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     WaitsFor,
@@ -145,7 +145,7 @@ def _failure_of(rest: Mapping[str, Any]) -> Failure:
 # Each kind: how its value becomes parts, and the reverse.
 
 
-def _ask_parts(asked: Asked) -> Parts:
+def _ask_parts(asked: SentAsk) -> Parts:
     (
         number, at, identity, model, path, method, peer, credential, host, session, bits, again, body_bytes,
         prompt_bytes, prefix_bytes, sums, before, headers, previous, tried,
@@ -167,7 +167,7 @@ def _ask_parts(asked: Asked) -> Parts:
     return fixed, strings, rest
 
 
-def _ask_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, Any]) -> Asked:
+def _ask_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, Any]) -> SentAsk:
     number, at, body_bytes, method, path, bits, again, prompt_bytes, prefix_bytes = fixed
     identity, model, peer, credential, host, session, sums = strings
     before, headers, previous, tried = (), (), "", ()
@@ -175,7 +175,7 @@ def _ask_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, A
         before = _unlatin(_rows(rest, "before", 2))
         headers = tuple((name.encode("latin-1"), value) for name, value in _unlatin(_rows(rest, "headers", 2)))
         previous, tried = _text(rest, "previous"), _rows(rest, "tried", 3)
-    return Asked(
+    return SentAsk(
         number, at, _str_of(identity), _str_of(model),
         _PATHS[path] if path and method else _text(rest, "path").encode("latin-1"),
         _METHODS[method] if path and method else _text(rest, "method").encode("latin-1"),
@@ -192,6 +192,8 @@ def _step_parts(sent: SentStep) -> Parts:
     if step.edits != NO_EDITS:
         model, given, dropped = step.edits
         rest = {"model": model, "set": _latin(given), "drop": dropped}
+    if sent.ticket:
+        rest = {**rest, "ticket": sent.ticket}
     fixed = (
         sent.number, sent.attempt, bits, sent.usage_route, step.first_byte_s, step.stall_s, sent.connect_s,
         sent.queued_s, sent.settings,
@@ -208,8 +210,9 @@ def _step_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, 
     if not (first_byte_s >= 0 and stall_s >= 0 and connect_s >= 0 and queued_s >= 0):
         raise FrameError("A time in a step is no number from 0 on.")
     address, name, endpoint, key, model, request_head, response_head = strings
-    edits = NO_EDITS
+    edits, ticket = NO_EDITS, ""
     if rest:
+        ticket = _text(rest, "ticket")
         edits = BodyEdits(_text(rest, "model"), _unlatin(_rows(rest, "set", 2)), _texts(rest, "drop"))
     rejects = ()
     if bits & _ANY_REJECTS:
@@ -220,7 +223,7 @@ def _step_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, 
     )  # fmt: skip
     return SentStep(
         number, attempt, step, address, _str_of(name), _str_of(key), bits & 0xFFFF, usage_route, settings, connect_s,
-        queued_s,
+        queued_s, ticket,
     )  # fmt: skip
 
 
@@ -236,13 +239,16 @@ def _outcome_parts(sent: SentOutcome) -> Parts:
     fixed = (
         sent.number, sent.attempt, sent.seq, _OUTCOME_NUMBERS[outcome.kind], outcome.status, bits, sent.asked_at,
         sent.first_at, sent.ended_at, sent.bytes_out, sent.chunks, usage.input, usage.output, usage.cached,
+        sent.body_at,
     )  # fmt: skip
     texts = (sent.error, outcome.why, outcome.endpoint, sent.key, sent.model)
     return fixed, tuple(map(_str_bytes, texts)), rest
 
 
 def _outcome_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, Any]) -> SentOutcome:
-    number, attempt, seq, kind, status, bits, asked_at, first_at, ended_at, size, chunks, got, made, cached = fixed
+    number, attempt, seq, kind, status, bits, asked_at, first_at, ended_at, size, chunks, got, made, cached, body_at = (
+        fixed
+    )
     error, why, endpoint, key, model = [_str_of(text) if text else "" for text in strings]
     failure, dropped = None, ()
     if rest:
@@ -254,7 +260,7 @@ def _outcome_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[st
     usage = UsedTokens(got, made, cached, bits & _IS_ESTIMATE != 0) if bits & _HAS_USAGE else None
     return SentOutcome(
         number, attempt, seq, outcome, bits & _WANTS_NEXT != 0, asked_at, first_at, ended_at, size, chunks, usage,
-        error, key, model, dropped, bits & _IS_STREAM != 0, bits & _TELLS_CACHED != 0, bits & _LOST_USAGE != 0,
+        error, key, model, dropped, bits & _IS_STREAM != 0, bits & _TELLS_CACHED != 0, body_at, bits & _LOST_USAGE != 0,
     )  # fmt: skip
 
 
@@ -311,7 +317,7 @@ _OWNER, _RELAY = (True, False), (False, True)
 LAYOUTS: Mapping[str, Layout] = {
     "ask": Layout(1, *_RELAY, "IQIBBHBII", 7, _ask_parts, _ask_of),
     "step": Layout(2, *_OWNER, "IBIBffffI", 7, _step_parts, _step_of),
-    "outcome": Layout(3, *_RELAY, "IBQBHBQQQQIIII", 5, _outcome_parts, _outcome_of),
+    "outcome": Layout(3, *_RELAY, "IBQBHBQQQQIIIIQ", 5, _outcome_parts, _outcome_of),
     "head": Layout(4, *_RELAY, "IH", 0, _head_parts, _head_of),
     "wait": Layout(5, *_OWNER, "IQ", 0, _wait_parts, _wait_of),
     "refuse": Layout(6, *_OWNER, "I", 0, _refuse_parts, _refuse_of),

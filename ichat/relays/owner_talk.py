@@ -11,11 +11,11 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     TELLS_HEAD,
-    Asked,
     Frame,
     HeadSeen,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     TalkError,
@@ -131,7 +131,7 @@ class OwnerTalk:
         if frame.kind in ("report", "ready") and self._is_ready:
             raise TalkError(f"A frame `{frame.kind}` was sent after `ready`.")
         match frame:
-            case Asked():
+            case SentAsk():
                 self._ask(frame)
             case SentOutcome():
                 self._end(frame)
@@ -169,7 +169,7 @@ class OwnerTalk:
             }
         self._is_ready = self._is_ready or kind == "ready"
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: SentAsk) -> None:
         number = asked.number
         one, is_head = self.requests.get(number), bool(asked.bits & HEAD_ONLY)
         if number >= COPIES or (one is not None and (one.phase != "admitted" or is_head)):

@@ -6,20 +6,20 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import RequestHead
-from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Pool
 from ichat.http.request import Request
-from ichat.http.request_body import NO_BODY, RequestBody
+from ichat.http.request_body import NO_BODY
 from ichat.http.server import Client
 from ichat.observability.request_record import RESPONSE_PATH, ROUTES
 from ichat.protocol.messages import DROPPED_HEADER, HOP_HEADER
+from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink
-from ichat.proxy.engine_control import DropNotices, is_suspect
+from ichat.proxy.engine_control import DropNotices
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure
-from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.proxy.requests_in_flight import end_cancelled
 from ichat.proxy.steps import ANSWERED, NO_EDITS, Outcome
 from ichat.proxy.targets import body_for
 from ichat.proxy.token_usage import ReportedUsage, usage_reader
@@ -33,29 +33,25 @@ from ichat.relays.values import (
     HEAD_ONLY,
     HIDES_KEYS,
     MAY_STEER,
-    NEVER,
     STREAM,
     SUSPECT,
     TELLS_HEAD,
-    Asked,
     HeadSeen,
     MonotonicNs,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     TrioClock,
     WaitsFor,
 )
-from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import sums_of
-from ichat.routing.prompt_lengths import is_measurable
+from ichat.routing.endpoint import EndpointFacts
 from ichat.security.addresses import FORWARDED
-from ichat.security.auth import CREDENTIALS, Caller
+from ichat.security.auth import CREDENTIALS
 from ichat.security.grant import Grant
 
-_NOBODY = Caller("anonymous", "", is_local=False)
-"""Only the owner knows who sends a request."""
+_USAGE_WANTED = usage_wanted("")
 _JUDGED = (
     CREDENTIALS - {b"authorization"}
     | FORWARDED
@@ -75,29 +71,47 @@ class RelayParts:
     clock: TrioClock
     settings: RelaySettings
     notices: DropNotices = attrs.field(factory=DropNotices)
-    in_flight: RequestsInFlight = attrs.field(factory=RequestsInFlight)
 
 
 def asked_of(
     number: int, request: Request | RequestHead, peer: str, *, session_header: bytes, at: MonotonicNs, bits: int
-) -> Asked:
-    """Return what the owner gets of a request's head."""
+) -> SentAsk:
+    """Return the part of a request's head that the owner gets."""
     names = request.by_name
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if not _JUDGED.isdisjoint(names) or len(names) < len(request.headers) or request.version != b"1.1":
-        headers = tuple(header for header in request.headers if header[0] in _JUDGED and header != _USUAL_TYPE)
-        repeated = [value for name, value in request.headers if name == b"authorization"][1:]
-        headers += tuple((b"authorization", value) for value in repeated)
-        if request.version != b"1.1":
-            headers += ((b":version", request.version),)
-    shown_id = request.id.decode() if isinstance(request, Request) else ""
-    own_id = request.own_id.decode() if isinstance(request, Request) else ""
-    if own_id != shown_id:
-        headers += ((b":own-id", own_id.encode()),)
-    return Asked(
+        headers = _judged_of(request)
+    shown_id = ""
+    if isinstance(request, Request):
+        shown_id = request.id.decode()
+        if request.own_id != request.id:
+            headers += ((b":own-id", request.own_id),)
+    return SentAsk(
         number, at, shown_id, "", request.target, request.method, peer, names.get(b"authorization", b""),
         names.get(b"host", b""), names.get(session_header, b"") if session_header else b"", bits, headers=headers,
     )  # fmt: skip
+
+
+def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a head that a decision may depend on, beside those that each ask has."""
+    headers = tuple(header for header in request.headers if header[0] in _JUDGED and header != _USUAL_TYPE)
+    headers += tuple([header for header in request.headers if header[0] == b"authorization"][1:])
+    return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
+
+
+class _NothingYet:
+    """A response of which nothing has arrived."""
+
+    bytes_out = chunks = 0
+    first_at: float | None = None
+
+
+_NOTHING_YET = _NothingYet()
+
+
+def _lacks_usage(leg: Leg) -> bool:
+    """Return whether a whole stream lacks the tokens that its engine reports."""
+    return leg.is_stream and isinstance(leg.usage, ReportedUsage) and not leg.usage.has_arrived
 
 
 class RelayExchange:
@@ -105,12 +119,12 @@ class RelayExchange:
 
     def __init__(self, parts: RelayParts, request: Request, client: Client) -> None:
         self._parts = parts
-        now = parts.pool.hub.update_clock()
-        self.progress = RequestProgress(request, client, _NOBODY, request.path, now, len(request.body))
+        self.progress = RequestProgress(parts.pool.hub, request, client, request.path, len(request.body))
+        self._started_at = parts.pool.hub.update_clock()
         self._edits = NO_EDITS
         self._name = ""
-        self._asking: Asking | None = None
-        self._comment = b""
+        self._is_suspect = False
+        self._is_cancelled = False
 
     def __repr__(self) -> str:
         return f"<RelayExchange {self.progress!r}>"
@@ -119,83 +133,70 @@ class RelayExchange:
         """Have the request answered. Raises ApiError if nothing has been sent."""
         parts, progress = self._parts, self.progress
         asked = await self._read()
-        asking = self._asking = parts.desk.begin(
-            asked, cancel=self._cancel, comment=self._send_comment, progress=progress
-        )
-        parts.in_flight.requests[progress] = False
+        asking = parts.desk.begin(asked, cancel=self._cancel, comment=self._send_comment, progress=progress)
         del asked
         try:
             await self._follow(asking)
         except trio.Cancelled:
-            await parts.in_flight.end_if_cancelled(progress)  # noqa: ASYNC102 it has a shield with a bound
+            if self._is_cancelled and not progress.client.has_left:
+                await end_cancelled(progress, errors.request_cancelled())  # noqa: ASYNC102 it has a shield with a bound
             raise
         finally:
-            del parts.in_flight.requests[progress]
             parts.desk.end(asking)
-            self._asking = None
 
-    async def _read(self) -> Asked:
-        """Return what the owner gets of the request. Raises ApiError if no upstream may get it."""
+    async def _read(self) -> SentAsk:
+        """Return the ask for the owner. Raises ApiError if no upstream may get it."""
         parts, progress, request = self._parts, self.progress, self.progress.request
-        number, at = parts.desk.new_number(), parts.clock.ns_of(progress.started_at)
+        number, at = parts.desk.new_number(), parts.clock.ns_of(self._started_at)
         session_header = parts.settings.session_header.encode()
         head = asked_of(number, request, progress.client.peer, session_header=session_header, at=at, bits=COMPLETE)
         if request.path.startswith(b"/v1/responses/") and not (request.method == b"POST" and request.path in ROUTES):
-            progress.path, progress.body = RESPONSE_PATH, RequestBody(request.body)
+            progress.read_plainly(RESPONSE_PATH)
             return head._replace(body_bytes=len(request.body))
         try:
-            asked = await read_model_request(request)
+            asked, progress.body = await read_model_request(request, head.session)
         except ApiError as error:
             await self._judge(head)
             body_bytes, own = progress.bytes_in, request.own_id.decode()
             content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
             parts.desk.send(Note("record", 0, {**content, **_head_of(request, progress.client.peer)}))
             raise
-        progress.model, progress.body, progress.is_stream = asked.model, asked.body, asked.is_stream
-        names = asked.body.names
-        progress.is_suspect = is_suspect(names, request.by_name)
-        if asked.is_stream and parts.settings.timeouts.sse_keepalive_s and request.version == b"1.1":
-            interval_s = parts.settings.timeouts.sse_keepalive_s
-            progress.keepalive = KeepAlive(parts.pool.hub, progress.client, request.id, interval_s)
-        bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * progress.is_suspect
-        prompt = len(request.body) if is_measurable(request.path, names, request.body) else 0
-        sums = None if head.session else sums_of(request.path, asked.body.data, names)
+        self._is_suspect, progress.is_stream = asked.is_suspect, asked.is_stream
+        progress.comment_s = parts.settings.timeouts.sse_keepalive_s
+        if asked.is_stream and progress.comment_s:
+            progress.make_keepalive(progress.comment_s)
+        bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
+        sums = None if head.session else progress.read_prefix()
         self._name = asked.model
         return head._replace(
             model=asked.model,
             bits=bits,
             body_bytes=progress.bytes_in,
-            prompt_bytes=prompt,
+            prompt_bytes=progress.prompt_bytes(),
             prefix_bytes=0 if sums is None else sums.length,
             checksums=() if sums is None else tuple(sums.checksums),
             before=() if sums is None else tuple(sums.before.items()),
             previous_response_id=asked.previous_response_id or "",
         )
 
-    async def _judge(self, head: Asked) -> None:
+    async def _judge(self, head: SentAsk) -> None:
         """Raise ApiError if the owner refuses the request for its head."""
         await admit(self._parts.desk, head._replace(bits=HEAD_ONLY))
 
     def _cancel(self) -> None:
-        self._parts.in_flight.requests[self.progress] = True
+        self._is_cancelled = True
         self.progress.client.scope.cancel()
 
     def _send_comment(self, text: bytes) -> None:
         """Send a comment of the owner's in a stream that waits."""
         progress = self.progress
-        if progress.keepalive is None and progress.request.version == b"1.1":
-            interval_s = self._parts.settings.timeouts.sse_keepalive_s
-            progress.keepalive = KeepAlive(self._parts.pool.hub, progress.client, progress.request.id, interval_s)
+        if progress.keepalive is None:
+            progress.make_keepalive(progress.comment_s)
         keepalive = progress.keepalive
         if keepalive is not None:
             interval_s = keepalive.interval_s or 3600.0
             keepalive.announce(lambda: text, interval_s)
-            keepalive.text = None
-            keepalive.interval_s = self._parts.settings.timeouts.sse_keepalive_s
-            if keepalive.interval_s:
-                keepalive.start()
-            else:
-                keepalive.stop()
+            keepalive.end_announcement(progress.comment_s)
 
     # The loop.
 
@@ -226,19 +227,17 @@ class RelayExchange:
     async def _attempt(self, sent: SentStep) -> bool:
         """Carry out an attempt and report its outcome; return whether the request has ended."""
         parts, progress, step = self._parts, self.progress, sent.step
-        progress.queued_s, progress.worker, progress.usage = sent.queued_s, step.endpoint, None
-        outcome, leg, phase = Outcome("broken", step.endpoint), None, ""
-        dropped: tuple[str, ...] = ()
+        progress.usage = None
+        outcome, leg = Outcome("broken", step.endpoint), None
         try:
-            endpoint, proof = parts.desk.endpoint(sent)
+            endpoint, ready_at = parts.desk.endpoint(sent), None
             if step.edits != self._edits:
                 self._edits = step.edits
                 progress.body = await body_for(progress.body, step.edits, self._name)
-            sink = ClientSink(
-                progress, progress.client, progress.request.version, [*step.response_head],
-                parts.settings.overhead_header and bool(endpoint.id),
-            )  # fmt: skip
-            leg = progress.leg = await self._leg_to(endpoint, proof, sent, sink)
+            if parts.settings.overhead_header and endpoint.id:
+                ready_at = self._started_at + sent.queued_s
+            sink = ClientSink(progress, progress.client, progress.request.version, [*step.response_head], ready_at)
+            leg = progress.leg = await self._leg_to(endpoint, sent, sink)
             try:
                 outcome = await leg.run()
             finally:
@@ -248,53 +247,51 @@ class RelayExchange:
         except ApiError as error:
             outcome = Outcome("unfit", step.endpoint, Failure.of(error))
         except trio.Cancelled:
-            is_cancelled = parts.in_flight.requests.get(progress) and not progress.client.has_left
-            phase = progress.phase
-            outcome = Outcome("cancelled" if is_cancelled else "left", step.endpoint, why=phase, status=progress.status)
+            is_cancelled = self._is_cancelled and not progress.client.has_left
+            kind, phase = "cancelled" if is_cancelled else "left", progress.phase
+            outcome = Outcome(kind, step.endpoint, why=phase, status=progress.status)
             raise
         finally:
-            progress.count_tokens()
-            self._report(sent, outcome, leg, dropped)
+            progress.count_tokens(sent.ticket)
+            self._report(sent, outcome, leg)
         return outcome.kind in ENDS
 
-    def _report(self, sent: SentStep, outcome: Outcome, leg: Leg | None, dropped: tuple[str, ...]) -> None:
+    def _report(self, sent: SentStep, outcome: Outcome, leg: Leg | None) -> None:
         """Report the outcome of an attempt."""
         parts, progress, clock = self._parts, self.progress, self._parts.clock
-        usage = None if leg is None else leg.usage
-        mover = None if leg is None or leg.relay is None else leg.relay.body
-        is_whole_stream = outcome.kind == "answered" and leg is not None and leg.is_stream
-        times = [
-            NEVER if at is None else clock.ns_of(at)
-            for at in ((leg.asked_at, leg.answered_at, mover.first_at if mover else None) if leg else (None,) * 3)
-        ]
+        wants_next, now = outcome.kind not in ENDS, clock.ns_of(parts.pool.hub.update_clock())
+        if leg is None:
+            parts.desk.report(SentOutcome(sent.number, sent.attempt, 0, outcome, wants_next, ended_at=now))
+            return
+        usage, received = leg.usage, leg.relay.body if leg.relay is not None else _NOTHING_YET
         parts.desk.report(SentOutcome(
-            sent.number, sent.attempt, 0, outcome._replace(status=outcome.status or (leg.status if leg else 0)),
-            outcome.kind not in ENDS, times[0], times[1], clock.ns_of(parts.pool.hub.update_clock()),
-            0 if mover is None else mover.bytes_out, 0 if mover is None else mover.chunks, progress.usage,
-            "" if leg is None else leg.error, dropped=dropped, is_stream=leg is not None and leg.is_stream,
-            tells_cached=usage is not None and usage.tells_cached,
-            has_lost_usage=is_whole_stream and isinstance(usage, ReportedUsage) and not usage.has_arrived,
+            sent.number, sent.attempt, 0, outcome if outcome.status else outcome._replace(status=leg.status),
+            wants_next, clock.ns_of_event(leg.asked_at), clock.ns_of_event(leg.answered_at), now, received.bytes_out,
+            received.chunks, progress.usage, leg.error, is_stream=leg.is_stream,
+            tells_cached=usage is not None and usage.tells_cached, body_at=clock.ns_of_event(received.first_at),
+            has_lost_usage=outcome.kind == "answered" and _lacks_usage(leg),
         ))  # fmt: skip
 
-    async def _leg_to(self, endpoint: Endpoint, proof: bytes, sent: SentStep, sink: ClientSink) -> Leg:
+    async def _leg_to(self, endpoint: EndpointFacts, sent: SentStep, sink: ClientSink) -> Leg:
         """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
         parts, progress, request, step = self._parts, self.progress, self.progress.request, sent.step
         body, may_steer = progress.body, bool(sent.bits & MAY_STEER)
-        guards = progress.is_suspect and not may_steer
+        guards = self._is_suspect and not may_steer
         if guards or (endpoint.route is not None and endpoint.route.changes(body)):
             body, dropped = await prepare_body(request, body, endpoint, is_suspect=guards)
             if dropped:
                 parts.notices.log_dropped(sent.key, dropped)
                 sink.added.insert(0, (DROPPED_HEADER, ", ".join(dropped).encode()))
         usage = usage_reader(progress.path, reports_usage=endpoint.reports_usage)
-        keepalive = progress.keepalive
+        added, keepalive = step.request_head, progress.keepalive
+        if usage is not None and endpoint.reports_usage:
+            added = (*added, usage_wanted(sent.ticket) if sent.ticket else _USAGE_WANTED)
         pieces = build_upstream_request(
             request,
             body.data,
             endpoint,
             grant=Grant(sent.key, "", may_steer, bool(sent.bits & HIDES_KEYS)),
-            proof=proof,
-            added=step.request_head,
+            added=added,
             reads_response=keepalive is not None or endpoint.route is not None,
         )
 
@@ -302,7 +299,7 @@ class RelayExchange:
             if sent.bits & TELLS_HEAD:
                 parts.desk.send(HeadSeen(sent.number, leg.status))
             request.release_body()
-            progress.body = NO_BODY
+            progress.body, progress.prefix_sums = NO_BODY, None
 
         return Leg(parts.pool, endpoint, step, sink, pieces, request.method, usage, None, keepalive, heard)
 
@@ -313,7 +310,7 @@ def _head_of(request: Request | RequestHead, peer: str) -> dict[str, object]:
     return {"head": head, "headers": headers, "peer": peer}
 
 
-async def admit(desk: FrameDesk, head: Asked) -> None:
+async def admit(desk: FrameDesk, head: SentAsk) -> None:
     """Raise ApiError if the owner refuses a request for its head."""
 
     def ignore(_text: bytes) -> None:

@@ -49,7 +49,7 @@ def monotonic_now() -> MonotonicNs:
 
 
 class RelayProcess:
-    """The parts of a relay, and what its owner tells it."""
+    """The parts of a relay, and the handling of its owner's frames."""
 
     def __init__(self, descriptors: socket.socket, directory: str) -> None:
         """`descriptors` is the socket to the owner, `directory` is the gateway's state directory."""
@@ -103,7 +103,7 @@ class RelayProcess:
             await self._drain()
             self._ended.set()
 
-    # What the owner sends.
+    # The owner's frames.
 
     def _on_descriptors(self, _events: int) -> None:
         try:
@@ -305,7 +305,7 @@ class RelayProcess:
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:
-    """Identify nobody: only the owner knows keys."""
+    """Identify no client: only the owner knows keys."""
 
 
 async def run(descriptors: socket.socket, directory: str) -> None:

@@ -17,11 +17,11 @@ from ichat.relays.values import (
     HEAD_ONLY,
     NEVER,
     TELLS_HEAD,
-    Asked,
     Frame,
     HeadSeen,
     MonotonicNs,
     Note,
+    SentAsk,
     SentOutcome,
     SentStep,
     TalkError,
@@ -43,7 +43,7 @@ _ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go"
 class RequestHere:
     """A request at its relay. `admitted`: its head was, and its body arrives; `left`: its client has gone."""
 
-    asked: Asked | None
+    asked: SentAsk | None
     """None for a copy."""
     connection: int
     since: MonotonicNs
@@ -148,7 +148,7 @@ class RelayTalk:
 
     # Frames to the owner.
 
-    def ask(self, asked: Asked, connection: int, now: MonotonicNs) -> list[Frame]:
+    def ask(self, asked: SentAsk, connection: int, now: MonotonicNs) -> list[Frame]:
         """Note an ask, and return the frames to send now: none if there is no owner."""
         one = self.requests.get(asked.number)
         if asked.number >= COPIES or (one is not None and (one.phase != "admitted" or asked.bits & HEAD_ONLY)):
@@ -177,7 +177,7 @@ class RelayTalk:
                 one.phase = "left"
             case Note("shadow", number):
                 request_in(self.requests, number, "trying")
-            case Note("report" | "ready" | "added" | "hello") | Asked():
+            case Note("report" | "ready" | "added" | "hello") | SentAsk():
                 raise TalkError(f"A frame `{frame.kind}` has a method of its own.")
             case _:
                 pass

@@ -54,8 +54,16 @@ class TrioClock:
         """Return a time of a frame by Trio's clock, in seconds."""
         return (ns - self.offset_ns) / 1e9
 
+    def ns_of_event(self, trio_s: float | None) -> MonotonicNs:
+        """Return when an event happened, as a frame has it; None: it has not happened."""
+        return NEVER if trio_s is None else MonotonicNs(round(trio_s * 1e9) + self.offset_ns)
 
-class Asked(NamedTuple):
+    def trio_of_event(self, ns: MonotonicNs) -> float | None:
+        """Return when an event happened, by Trio's clock; None: it has not happened."""
+        return None if ns == NEVER else (ns - self.offset_ns) / 1e9
+
+
+class SentAsk(NamedTuple):
     """A request, as far as the owner decides by it. Its body stays with the relay."""
 
     kind = "ask"
@@ -109,6 +117,8 @@ class SentStep(NamedTuple):
     """The version of the settings by which it was decided."""
     connect_s: float = 0.0
     queued_s: float = 0.0
+    ticket: str = ""
+    """The worker reports later usage under it; "" if there is none."""
 
 
 class SentOutcome(NamedTuple):
@@ -140,6 +150,8 @@ class SentOutcome(NamedTuple):
     """Whether the response was a stream of events."""
     tells_cached: bool = False
     """Whether the response says how many tokens of the prompt were cached."""
+    body_at: MonotonicNs = NEVER
+    """When the first piece of the response's body arrived."""
     has_lost_usage: bool = False
     """Whether a worker that reports the tokens beside the body has reported none of this whole stream."""
 
@@ -179,4 +191,4 @@ class Note(NamedTuple):
     content: Mapping[str, Any] = NOTHING
 
 
-Frame = Asked | SentStep | SentOutcome | HeadSeen | WaitsFor | Refused | Note
+Frame = SentAsk | SentStep | SentOutcome | HeadSeen | WaitsFor | Refused | Note

@@ -1,6 +1,7 @@
-"""The sockets between an owner and a relay: one carries frames, the other one descriptors.
+"""The sockets between an owner and a relay: the first carries frames, the second carries descriptors.
 
-Frames that are sent in one turn leave in one `send` at its end. What the other side does not read waits here.
+Frames that are sent in the same turn leave by a single `send` at its end. Frames that the other side does not read
+wait here.
 """
 
 import array

@@ -41,6 +41,7 @@ from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
 from ichat.relays.owner_desk import OwnerDesk
+from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.roles.gateway_components import Components, build, secure_parts
 from ichat.security.addresses import is_loopback
@@ -165,7 +166,7 @@ async def _serve_until_told(
 ) -> None:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
 
-    With relays, those accept from the listeners, and the front door is for what they forward to `inner`.
+    With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
     """
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -174,7 +175,9 @@ async def _serve_until_told(
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
-                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, nursery=doors, clock=_clock())
+                    timers = Timers()
+                    doors.start_soon(timers.run_forever)
+                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)

@@ -43,8 +43,8 @@ from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
-from ichat.relays.inner import RecordedRefusals, peer_of
 from ichat.relays.owner import Relays
+from ichat.relays.owner_desk import RecordedRefusals, peer_of
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -117,7 +117,7 @@ class DataPlane:
     prefix_reports: PrefixReportReceiver
     handler: Gateway
     door: FrontDoor[Caller]
-    """For clients; with relays, for what they forward."""
+    """For clients; with relays, for the requests that they forward."""
     relays: Relays | None
     """The processes that have the clients' connections; None: this process has them."""
 

@@ -135,8 +135,10 @@ class WorkerServer:
 
         Raises ApiError 401, 403.
         """
-        address = address_in(peer)
-        if not address or (not self._token_digests and is_from_here(head, address, self._site.page(head))):
+        address, headers = address_in(peer), head.headers
+        if not address:
+            return
+        if not self._token_digests and is_from_here(headers, address, self._site.page(head.version, headers)):
             return
         if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
             return

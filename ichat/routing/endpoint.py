@@ -1,7 +1,7 @@
 """Places that requests are sent to, with what this process counts and has seen of them."""
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -40,6 +40,22 @@ class RequestTransform(Protocol):
     async def rewrite(self, body: RequestBody, path: bytes) -> RequestBody:
         """Return the body for the upstream; `path` is the request's. Raises ApiError 400."""
         ...
+
+
+class EndpointFacts(NamedTuple):
+    """An endpoint as the side that sends requests to it knows it: values, and no counts."""
+
+    id: bytes
+    upstream: Upstream
+    route: RequestTransform | None = None
+    access: Access | None = None
+    reports_usage: bool = False
+    """Whether its worker reports how many tokens each request used."""
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether its worker asks for the proof that its gateway sends a request: on a unix socket it needs none."""
+        return self.access is None and bool(self.upstream.port)
 
 
 class CacheHolder:
@@ -130,40 +146,43 @@ class Endpoint:
     """Whether its report about a stream did not arrive; that is logged once."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
     """The prefixes believed to be in its cache are noted for this holder."""
+    facts: EndpointFacts = attrs.field(init=False, repr=False)
     troubled: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when `trouble` begins or ends."""
     idle: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when its last request in flight ends."""
+
+    def __attrs_post_init__(self) -> None:
+        self._note_facts()
+
+    def _note_facts(self) -> None:
+        self.facts = EndpointFacts(self.id, self.upstream, self.route, self.access, self.reports_usage)
 
     def reconfigure(self, upstream: Upstream, access: Access | None, route: RequestTransform | None = None) -> None:
         """Use other certificates and keys of the same upstream for later requests, and keep the counts."""
         self.route, self.access = route, access
         if self.upstream.tls is not None:
             self.upstream = upstream
+        self._note_facts()
 
     def move(self, upstream: Upstream) -> None:
         """Send later requests to another address."""
         self.upstream = upstream
+        self._note_facts()
         self.forget_probes()
 
     def limit(self, in_flight_max: int) -> None:
         """Send it at most this many requests at the same time."""
         self.in_flight_max = in_flight_max
 
-    @property
-    def has_key(self) -> bool:
-        """Whether the gateway has a key of its own for it."""
-        return self.access is not None and self.access.has_key
-
     def headers_for(self, headers: Headers, proof: bytes) -> Headers:
         """Return the headers of a request with those that it needs.
 
-        A server of the configuration gets its key. A worker gets the proof that its gateway asks, if that is not empty;
-        on a unix socket it needs none.
+        A server of the configuration gets its key. A worker gets the proof that its gateway asks, if that is not empty.
         """
         if self.access is not None:
             return self.access.headers_for(headers)
-        return [*headers, (PROOF_HEADER, proof)] if proof and self.upstream.port else headers
+        return [*headers, (PROOF_HEADER, proof)] if proof and self.facts.wants_proof else headers
 
     def target_at_root(self, path: str) -> str:
         """Return the target of a path that stands beside `/v1`, such as /health."""
@@ -222,6 +241,8 @@ class Endpoint:
         """Record what its worker reports of itself."""
         self.reports_prefixes, self.reports_usage = heartbeat.prefix_reports, heartbeat.usage_reports
         self.reports_late_usage = heartbeat.late_usage_reports
+        if self.facts.reports_usage != self.reports_usage:
+            self._note_facts()
         if heartbeat.state == "asleep":  # with an empty cache
             self.forget_prefixes()
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))

@@ -1,10 +1,12 @@
-"""Network addresses: of a connection, of a proxy's client, of a worker; and whether they are this machine's."""
+"""Where a request is sent from: its network addresses, and the other things that it shows of its sender."""
 
 import functools
 import ipaddress
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ichat import errors
+from ichat.http.heads import RequestHead
 
 FORWARDED = frozenset((
     b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port",
@@ -12,9 +14,51 @@ FORWARDED = frozenset((
     b"true-client-ip", b"cf-connecting-ip", b"fastly-client-ip", b"x-envoy-external-address",
 ))  # fmt: skip
 """Headers in which proxies name their clients, or themselves."""
+CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+"""Headers in which a key is sent."""
+_BESIDE_KEY = CREDENTIALS - {b"authorization"} | FORWARDED
+"""Without these headers, a client's key and address are everything that is known of it."""
+SELDOM = _BESIDE_KEY | {b"origin", b"sec-fetch-site"}
+"""Without these headers, the key, the `Host` and the address are everything that is known of a sender."""
+_JUDGED = SELDOM | {b"authorization", b"host"}
 _ADDRESSES_MAX = 4096
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Sender(NamedTuple):
+    """The facts by which `Auth` knows the sender of a request, without its connection: another process may have that.
+
+    They are a string, bytes, and tuples of them.
+    """
+
+    address: str
+    """At the other end of the connection; "" over a unix socket."""
+    authorization: bytes = b""
+    host: bytes = b""
+    version: bytes = b"1.1"
+    """Of HTTP."""
+    judged: tuple[tuple[bytes, bytes], ...] = ()
+    """All headers with facts about it, in their order, unless those are a single `Authorization` and `Host`."""
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers that say something of it, in their order; an empty value says nothing."""
+        return self.judged or ((b"authorization", self.authorization), (b"host", self.host))
+
+    @property
+    def has_key_alone(self) -> bool:
+        """Whether its address and its `Authorization` say everything, if that is a client's key."""
+        names = [name for name, _ in self.judged]
+        return names.count(b"authorization") < 2 and _BESIDE_KEY.isdisjoint(names)
+
+
+def sender_of(head: RequestHead, peer: str) -> Sender:
+    """Return the facts about the sender of a request with this head, over a connection from `peer`."""
+    names, headers, judged = head.by_name, head.headers, ()
+    if not SELDOM.isdisjoint(names) or len(names) < len(headers):
+        judged = tuple([header for header in headers if header[0] in _JUDGED])
+    return Sender(address_in(peer), names.get(b"authorization", b""), names.get(b"host", b""), head.version, judged)
 
 
 def address_in(peer: str) -> str:

@@ -20,12 +20,16 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.heads import RequestHead
 from ichat.http.parties import party_of
 from ichat.security.addresses import (
+    CREDENTIALS,
     FORWARDED,
+    SELDOM,
     Networks,
+    Sender,
     address_in,
     is_address,
     is_loopback,
     normalized,
+    sender_of,
     worker_address,
 )
 from ichat.security.keys import digest_of, key_in, proof_of
@@ -36,12 +40,6 @@ from ichat.texts import NAMED_MAX, some_of
 Kind = Literal["anonymous", "invalid", "data", "admin", "worker", "own"]
 """The kind of the sent key: none, an unknown key, a client's, the operator's, the workers', the gateway's secret."""
 
-CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
-"""Headers in which a key is sent."""
-_KEY_ALONE = CREDENTIALS - {b"authorization"} | FORWARDED
-"""Without these headers, a client's key and address are everything that is known of it."""
-_OF_PAGES = frozenset((b"origin", b"sec-fetch-site"))
-"""Headers of pages in a browser."""
 CALLERS_MAX = 4096
 """Callers that are remembered."""
 SIGN_BYTES_MAX = 512
@@ -187,19 +185,28 @@ class Auth:
         return not self.has_keys and self._admin is None and self._token is None
 
     def caller(self, head: RequestHead, peer: str) -> Caller:
-        """Return the sender of a request with this head over a connection from `peer`."""
-        names, address = head.by_name, address_in(peer)
-        authorization, host = names.get(b"authorization", b""), b""
-        is_plain = _KEY_ALONE.isdisjoint(names) and len(names) == len(head.headers)
-        if not self.has_keys:  # local callers may do more, and the `Host` shows whether a page sends it
-            host = names.get(b"host", b"")
-            is_plain = is_plain and head.version == b"1.1" and _OF_PAGES.isdisjoint(names)
+        """Return the sender of a request with this head over a connection from `peer`: quickly, if it is known."""
+        names = head.by_name
+        if SELDOM.isdisjoint(names) and len(names) == len(head.headers) and head.version == b"1.1":
+            host = b"" if self.has_keys else names.get(b"host", b"")
+            known = self._callers.get((names.get(b"authorization", b""), host, address_in(peer)))
+            if known is not None:
+                return known
+        return self.caller_by(sender_of(head, peer))
+
+    def caller_by(self, sender: Sender) -> Caller:
+        """Return the sender of a request by these facts about it; another process may have sent them."""
+        address, authorization, host, version, judged = sender
+        if self.has_keys:
+            host, is_plain = b"", not judged or sender.has_key_alone
+        else:  # local callers may do more, and the `Host` shows whether a page sends it
+            is_plain = not judged and version == b"1.1"
         if not is_plain:
-            return self._identify(head, address)
+            return self._identify(sender)
         sign = authorization, host, address
         caller = self._callers.get(sign)
         if caller is None:
-            caller = self._identify(head, address)
+            caller = self._identify(sender)
             if self._may_remember(caller, len(authorization) + len(host)):
                 if len(self._callers) >= CALLERS_MAX:
                     self._callers.clear()
@@ -212,12 +219,13 @@ class Auth:
             return caller.kind == "data"
         return caller.kind in ("anonymous", "invalid") and size <= SIGN_BYTES_MAX
 
-    def _identify(self, head: RequestHead, address: str) -> Caller:
-        """Return the sender of a request with this head over a connection from this address."""
+    def _identify(self, sender: Sender) -> Caller:
+        """Return the sender of a request by everything that it shows."""
+        address, version, headers = sender.address, sender.version, sender.headers
         credentials: list[bytes] = []
         forwarded: list[bytes] = []
         is_forwarded = is_relayed = False
-        for name, value in head.headers:
+        for name, value in headers:
             if name in CREDENTIALS:
                 credentials.append(bearer_of(value) if name == b"authorization" else value)
             elif name in FORWARDED:
@@ -225,9 +233,9 @@ class Auth:
                 if name == b"x-forwarded-for":
                     forwarded.append(value)
         kind, key = self._kind(credentials)
-        page = self.site.page(head) if kind in ("anonymous", "invalid") else Page()
-        is_here = not self.has_keys and address not in self.proxies and head.version == b"1.1"
-        is_here = is_here and is_from_here(head, address, page)
+        page = self.site.page(version, headers) if kind in ("anonymous", "invalid") else Page()
+        is_here = not self.has_keys and address not in self.proxies and version == b"1.1"
+        is_here = is_here and is_from_here(headers, address, page)
         if is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
         elif is_forwarded:

@@ -23,11 +23,20 @@ class Grant:
     """Whether the request's headers may have a key that is for this gateway."""
     _reservation: QuotaReservation | None = None
 
+    @property
+    def bounds_tokens(self) -> bool:
+        """Whether a limit of tokens or a budget holds for the request."""
+        return self._reservation is not None and self._reservation.bounds_tokens
+
     def close(self, tokens: int, now: float) -> None:
         """End the request's reservation, and count the tokens that it used; harmless the second time."""
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.release(tokens, now)
+
+
+NO_GRANT = Grant("", "", may_steer=False, hides_keys=True)
+"""The grant of a request that has none yet."""
 
 
 def grant_of(auth: Auth, caller: Caller, reservation: QuotaReservation | None = None) -> Grant:

@@ -9,12 +9,11 @@ import functools
 import logging
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
 from ichat.config.schema import ServerSettings
-from ichat.http.heads import RequestHead
 from ichat.security.addresses import FORWARDED, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9a-fA-F:.]{2,45})\]|([^:\[\]/@\s]{1,253}))(?::\d{1,5})?")
@@ -59,12 +58,12 @@ class Site:
     def __repr__(self) -> str:
         return f"<Site {', '.join(sorted(self._names))}>"
 
-    def page(self, head: RequestHead) -> Page:
-        """Return the claims of a request about the page that sent it, if a page did."""
+    def page(self, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Page:
+        """Return the claims of a request of this version of HTTP about the page that sent it, if a page did."""
         host = b""
         is_proxied = is_strange = False
         origins: list[bytes] = []
-        for name, value in head.headers:
+        for name, value in headers:
             if name == b"host":
                 host = value
             elif name == b"origin":
@@ -73,7 +72,7 @@ class Site:
                 is_strange = is_strange or value not in (b"same-origin", b"none")
             elif name in FORWARDED:
                 is_proxied = True
-        if (host or head.version != b"1.0") and not self._knows(host):
+        if (host or version != b"1.0") and not self._knows(host):
             return Page(
                 f"{_shown(host)} is not one of this gateway's names: add it to server_settings.hosts, or give clients"
                 " keys (security.keys)."
@@ -138,16 +137,17 @@ def means_this_machine(host: bytes) -> bool:
     return name in own_names() or name.endswith(".localhost") or (is_address(name) and is_loopback(name))
 
 
-def is_from_here(head: RequestHead, address: str, page: Page) -> bool:
+def is_from_here(headers: Sequence[tuple[bytes, bytes]], address: str, page: Page) -> bool:
     """Return whether a request was sent from this machine, to it, through no visible proxy, and from no other's page.
 
-    A proxy that adds nothing looks like a program of this machine: such a caller may read, not more.
+    These are its headers, or those that name its `Host` and its proxies. A proxy that adds nothing looks like a program
+    of this machine: such a caller may read, not more.
     """
     return (
         is_loopback(address)
         and not (page.objection or page.is_listed)
-        and FORWARDED.isdisjoint(name for name, _ in head.headers)
-        and means_this_machine(next((value for name, value in head.headers if name == b"host"), b""))
+        and FORWARDED.isdisjoint(name for name, _ in headers)
+        and means_this_machine(next((value for name, value in headers if name == b"host"), b""))
     )
 
 

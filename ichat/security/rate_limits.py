@@ -206,11 +206,6 @@ class Quotas:
         found = self._by_key.get(name)
         return None if found is None else found[0]
 
-    def bounds_tokens(self, key: str) -> bool:
-        """Return whether a limit of tokens or a budget holds for this key ("" for none)."""
-        used = self._by_key.get(key, self._keyless)
-        return any(one.limits.tokens_per_minute is not None or has_period_limit(one.limits) for one in used)
-
     def refusal(self, key: str, now: float) -> QuotaRefusal | None:
         """Return why a request of this key ("" for none) would be refused now, if it would."""
         for one in self._by_key.get(key, self._keyless):
@@ -239,6 +234,13 @@ class QuotaReservation(NamedTuple):
     """A request that was let in. A tuple, as it is made for every request."""
 
     quotas: Sequence[Quota]
+
+    @property
+    def bounds_tokens(self) -> bool:
+        """Whether a limit of tokens or a budget holds for it."""
+        return any(
+            quota.limits.tokens_per_minute is not None or has_period_limit(quota.limits) for quota in self.quotas
+        )
 
     def release(self, tokens: int, now: float) -> None:
         """Record its end, and its tokens."""

@@ -20,9 +20,9 @@ from ichat.proxy.engine_control import (
     HEADERS,
     MEMBERS,
     DropNotices,
-    is_suspect,
     without_control,
 )
+from ichat.proxy.model_request import is_suspect
 from ichat.security.keys import hash_of
 
 JSON = [(b"content-type", b"application/json")]

@@ -12,7 +12,7 @@ from support.programs import LIMIT_S
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain, chain_header, parse_chain
 from ichat.proxy import progress
-from ichat.proxy.desk import WRONG_MAX, held
+from ichat.proxy.attempt_lessons import WRONG_MAX, held
 from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.prefix_chain import chain_of, sums_of
 

@@ -23,7 +23,7 @@ LAUNCH = b'{"model_name": "m", "model_path": "/m", "backend": "vllm", "python": 
 
 def page_of(site, host, *headers, version=b"1.1"):
     named = [(b"host", host.encode()), *((name, value.encode()) for name, value in headers)]
-    return site.page(RequestHead(b"POST", b"/v1/completions", version, named, 0))
+    return site.page(version, named)
 
 
 async def hello(stream, head, body):

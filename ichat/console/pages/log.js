@@ -78,7 +78,7 @@ function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /**
 }
 
 /**
- * Follow a worker's lines. A stream that has ended is opened again where it stood, ever less often while nothing arrives:
+ * Follow a worker's lines. A stream that ended is opened again where it stood, ever less often while nothing arrives:
  * with the worker's next start, or after a break, its lines go on.
  *
  * @param {string} id

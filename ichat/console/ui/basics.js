@@ -225,7 +225,7 @@ export function Copy({ text, label = "Copy" }) {
 }
 
 /**
- * Put a text on the clipboard; also where the page was loaded over plain http from another machine. Throws if that fails.
+ * Put a text on the clipboard; also where the page was loaded over plain http from another machine. Throws on failure.
  *
  * @param {string} text
  */

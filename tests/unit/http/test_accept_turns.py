@@ -19,6 +19,7 @@ from ichat.http.accept_turns import (
     Shedding,
     stays_out,
 )
+from ichat.http.parties import ConnectionCounts
 
 FULL = Peers(connections=0, requests=0, is_fewest=False)
 """By these, a process with more than a few connections has too many."""
@@ -56,15 +57,17 @@ class Site:
     def __init__(self, nursery):
         self.hub = Hub()
         self.accepted = []
+        self.counts = ConnectionCounts()
         self.clients = []
         self.nursery = nursery
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.listener.setblocking(False)
-        self.turns = AcceptTurns(self.hub, self.accept, lambda: len(self.accepted))
+        self.turns = AcceptTurns(self.hub, self.accept, self.counts)
 
     def accept(self, sock, address):
         assert address == sock.getpeername()
         self.accepted.append(sock)
+        self.counts.begin("unix")
 
     async def run(self):
         self.nursery.start_soon(self.turns.run_forever, [self.listener])
@@ -135,6 +138,7 @@ async def test_too_many_connections_keep_a_process_out_until_enough_have_ended(s
     site.hub.serve()
     assert (len(site.accepted), site.hub.ready) == (MORE + 1, {})
     site.accepted.pop().close()
+    site.counts.end("unix")
     site.turns.update()
     assert list(site.hub.ready) == [site.listener.fileno()]
     site.connect(2)

@@ -24,7 +24,7 @@ def leg_to(nursery):
     def make(port, *, route=None, first_byte_s=30.0, **more):
         endpoint = Endpoint(Upstream("worker w", "127.0.0.1", port), b"w", 8, route)
         step = AttemptStep("w", "m", first_byte_s=first_byte_s, stall_s=30.0, **more)
-        return Leg(pool, endpoint, step, Nowhere(), (REQUEST,), b"POST")
+        return Leg(pool, endpoint.facts, step, Nowhere(), (REQUEST,), b"POST")
 
     return make
 

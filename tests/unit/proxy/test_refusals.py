@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from ichat.fleet.responses import ResponseMissing
 from ichat.http.body_mover import is_comment
-from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
-from ichat.proxy.stream_comments import load_comment
+from ichat.proxy.refusals import WaitBound, load_comment, no_lease, over_limit, response_missing
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Unknown
 from ichat.security.rate_limits import QuotaRefusal
 

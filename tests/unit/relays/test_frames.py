@@ -20,12 +20,12 @@ from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import (
-    Asked,
     FrameError,
     HeadSeen,
     MonotonicNs,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     TalkError,
@@ -53,7 +53,7 @@ headers = rows(names, values)
 methods = st.sampled_from((b"GET", b"POST", b"PURGE"))
 paths = st.sampled_from((b"/v1/completions", b"/v1/responses/resp_1", b"/\xff?q"))
 asks = st.builds(
-    Asked, u32, times, texts, texts, paths, methods, texts, data, data, data, bits, u8, u32, u32, u32,
+    SentAsk, u32, times, texts, texts, paths, methods, texts, data, data, data, bits, u8, u32, u32, u32,
     st.lists(u32, max_size=94).map(tuple), rows(texts, data), headers, texts, rows(texts, texts, texts),
 )  # fmt: skip
 edits = st.builds(BodyEdits, texts, rows(texts, data), st.lists(texts, max_size=2).map(tuple))
@@ -62,7 +62,7 @@ attempts = st.builds(
     AttemptStep, texts, texts, edits, headers, headers, seconds, seconds, rejects, st.booleans(), st.booleans(),
     st.booleans(),
 )  # fmt: skip
-steps = st.builds(SentStep, u32, u8, attempts, data, texts, texts, bits, u8, u32, seconds, seconds)
+steps = st.builds(SentStep, u32, u8, attempts, data, texts, texts, bits, u8, u32, seconds, seconds, texts)
 failures = st.builds(
     Failure, st.integers(400, 599), texts, texts, texts, st.none() | texts, st.none() | u32, st.none() | st.booleans(),
     texts,
@@ -75,6 +75,7 @@ used = st.builds(UsedTokens, u32, u32, u32, st.booleans())
 outcomes = st.builds(
     SentOutcome, u32, u8, st.integers(0, 2**64 - 1), ends, st.booleans(), times, times, times, st.integers(0, 2**63),
     u32, st.none() | used, texts, texts, texts, st.lists(texts, max_size=2).map(tuple),
+    st.booleans(), st.booleans(), times, st.booleans(),
 )  # fmt: skip
 waits = st.builds(WaitsFor, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds), texts, seconds, times)
 notes = st.builds(
@@ -92,7 +93,7 @@ PLAIN_STEP = AttemptStep(
     first_byte_s=600.0, stall_s=120.0,
 )  # fmt: skip
 PLAIN = [
-    Asked(7, MonotonicNs(10**15), "0b9c1d2e3f405162", "qwen3-32b", b"/v1/chat/completions", peer="10.0.0.7:51234",
+    SentAsk(7, MonotonicNs(10**15), "0b9c1d2e3f405162", "qwen3-32b", b"/v1/chat/completions", peer="10.0.0.7:51234",
           credential=b"Bearer sk-0123456789abcdef", host=b"gateway:4000", body_bytes=900),
     SentStep(7, 1, PLAIN_STEP, b"10.0.1.2:8000", "worker `worker-1`", "team-a", connect_s=5.0),
     SentOutcome(7, 1, 99, Outcome("answered", status=200), False, MonotonicNs(10**15), MonotonicNs(10**15 + 10**7),

@@ -19,7 +19,7 @@ from ichat.relays.frames import decode, encode
 from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.relay_talk import AGAIN_MAX, RelayTalk
-from ichat.relays.values import HEAD_ONLY, Asked, Note, Refused, SentOutcome, SentStep, TalkError, WaitsFor
+from ichat.relays.values import HEAD_ONLY, Note, Refused, SentAsk, SentOutcome, SentStep, TalkError, WaitsFor
 
 S = 1_000_000_000
 OWNER_WAIT_NS = 10 * S
@@ -182,7 +182,7 @@ class World:
         relay.numbers += 1
         bits = HEAD_ONLY if self.random.random() < 0.2 else 0
         key = self.random.choice([*KEYS])
-        asked = Asked(relay.numbers, self.now, "id", "m", b"/v1/completions", credential=key.encode(), bits=bits)
+        asked = SentAsk(relay.numbers, self.now, "id", "m", b"/v1/completions", credential=key.encode(), bits=bits)
         relay.since[asked.number] = self.now
         relay.put(relay.talk.ask(asked, asked.number, self.now))
 
@@ -353,7 +353,7 @@ class World:
 
     def hear(self, name, frame, has_effect):
         owner, at = self.owner, (name, frame.number)
-        if isinstance(frame, Asked):
+        if isinstance(frame, SentAsk):
             self.decide(name, frame)
         elif frame.kind == "leave" and has_effect:
             owner.queue = [one for one in owner.queue if one[1] != at]
@@ -574,7 +574,7 @@ class Silent(RelayTalk):
     """Does not ask a new owner again."""
 
     def meet_owner(self, greeting, now):
-        return [frame for frame in super().meet_owner(greeting, now) if not isinstance(frame, Asked)]
+        return [frame for frame in super().meet_owner(greeting, now) if not isinstance(frame, SentAsk)]
 
 
 class Wasteful(RelayTalk):

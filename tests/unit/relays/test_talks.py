@@ -16,11 +16,11 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     TELLS_HEAD,
-    Asked,
     HeadSeen,
     MonotonicNs,
     Note,
     Refused,
+    SentAsk,
     SentOutcome,
     SentStep,
     TalkError,
@@ -32,7 +32,7 @@ FAILURE = Failure(503, "model_busy", "Busy.")
 
 
 def ask(number, bits=0, **more):
-    return Asked(number, MonotonicNs(number), f"id{number}", "m", b"/v1/completions", bits=bits, **more)
+    return SentAsk(number, MonotonicNs(number), f"id{number}", "m", b"/v1/completions", bits=bits, **more)
 
 
 def step(number, attempt=1, bits=0, settings=0):
@@ -76,7 +76,7 @@ class Pair:
 
     def relays(self, frame, connection=None):
         """The relay sends a frame; the owner gets it."""
-        if isinstance(frame, Asked):
+        if isinstance(frame, SentAsk):
             return self.carried(self.relay.ask(frame, frame.number if connection is None else connection, self.now))
         return self.carried(self.relay.sends(frame, self.now))
 
@@ -189,7 +189,7 @@ def test_relays_refuse_a_forbidden_frame_of_their_owner(frames):
     relay = RelayTalk()
     relay.meet_owner(hello(1), 0)
     for frame in frames[:-1]:
-        relay.ask(frame, frame.number, 0) if isinstance(frame, Asked) else relay.receives(frame, 0)
+        relay.ask(frame, frame.number, 0) if isinstance(frame, SentAsk) else relay.receives(frame, 0)
     with pytest.raises(TalkError):
         relay.receives(frames[-1], 0)
 
@@ -275,7 +275,7 @@ def test_requests_are_not_asked_of_every_owner_in_turn():
         pair.relay.lose_owner(S)
         assert pair.relay.overdue(S, 10 * S) == []
         pair.meet()
-        assert [frame.again for frame in pair.report if isinstance(frame, Asked)] == [again]
+        assert [frame.again for frame in pair.report if isinstance(frame, SentAsk)] == [again]
     pair.relay.lose_owner(S)
     assert pair.relay.overdue(S, 10 * S) == [1]
 
