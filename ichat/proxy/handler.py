@@ -14,7 +14,7 @@ from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
 from ichat.observability.access_log import AccessLog, shown_path
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import CLIENT_LEFT, RecordSink, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.protocol.messages import HEARTBEAT_PATHS
@@ -106,7 +106,7 @@ class Gateway:
         caller = auth.caller(head, peer)
         if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, path, head.headers):
             return caller
-        if is_control(path):
+        if path not in ROUTES and is_control(path):
             self._check_control(head, path, caller)
             return caller
         if path.rstrip(b"/") in CHANGES_MODELS:

@@ -14,14 +14,12 @@ from ichat import errors
 from ichat.errors import ApiError
 from ichat.observability.request_record import RequestRecord
 from ichat.protocol.messages import Count
+from ichat.proxy.client_sink import end_cancelled
 from ichat.proxy.exchange import Exchange
-from ichat.proxy.progress import RequestProgress
 from ichat.texts import some_of
 
 SHOWN_MAX = 200
 """Requests that are shown, at most: the oldest."""
-REPLY_S = 5.0
-"""How long the client of a request that was cancelled may need to receive the error."""
 
 
 @attrs.frozen
@@ -145,27 +143,6 @@ class RequestsInFlight:
             return False
         await end_cancelled(exchange.progress, self._error())
         return True
-
-
-async def end_cancelled(progress: RequestProgress, error: ApiError) -> None:
-    """End the response of a cancelled request by an error.
-
-    It is a response where nothing was sent, an event where the client has whole events, and otherwise a broken
-    connection. The connection ends in any case.
-    """
-    client, request = progress.client, progress.request
-    relay = None if progress.leg is None else progress.leg.relay
-    progress.failed(error)
-    client.close_after_response()
-    event = error.event(progress.path)
-    with trio.move_on_after(REPLY_S, shield=True):
-        if not client.head_sent:
-            await client.send_all(client.error_response(error, request.id, request.method, request.path))
-        elif relay is not None and relay.has_head:
-            if relay.may_insert:
-                await client.end_with_event(b"\n\n" + event)
-        elif progress.keepalive is not None and progress.keepalive.has_begun:
-            await client.end_with_event(event)
 
 
 def _view_of(one: InFlight, now: float) -> RequestView:

@@ -67,10 +67,17 @@ class Asking:
 class FrameDesk:
     """Asks the owner, and knows the endpoints that it has named."""
 
-    def __init__(self, talk: RelayTalk, send: Callable[[Frame], None], now: Callable[[], MonotonicNs]) -> None:
-        """`send` sends a frame after a check of the order."""
+    def __init__(
+        self,
+        talk: RelayTalk,
+        send: Callable[[Frame], None],
+        send_late: Callable[[Frame], None],
+        now: Callable[[], MonotonicNs],
+    ) -> None:
+        """`send` sends a frame after a check of the order, `send_late` sends a frame that may wait."""
         self._talk = talk
         self._send = send
+        self._send_late = send_late
         self._now = now
         self._last = 0
         self.asking: dict[int, Asking] = {}
@@ -112,9 +119,16 @@ class FrameDesk:
         if one is not None and one.phase in ("head", "admitted", "asked"):
             self._say(Note("leave", asking.number))
 
-    def report(self, sent: SentOutcome) -> None:
-        """Send the outcome of an attempt."""
-        self._say(sent._replace(seq=self._talk.next_seq))
+    @property
+    def next_seq(self) -> int:
+        """The number of the next outcome."""
+        return self._talk.next_seq
+
+    def report(self, sent: SentOutcome, *, may_wait: bool = False) -> None:
+        """Send the outcome of an attempt; it has the next number. If it may wait, it leaves with the next frame."""
+        send = self._send_late if may_wait and not sent.wants_next else self._send
+        for one in self._talk.sends(sent, self._now()):
+            send(one)
 
     def send(self, frame: Frame) -> None:
         """Send another frame about a request."""
@@ -132,7 +146,7 @@ class FrameDesk:
                 asking.answer(frame)
             elif isinstance(frame, SentStep):  # the request has left: nothing was sent
                 outcome = Outcome("left", frame.step.endpoint)
-                self.report(SentOutcome(frame.number, frame.attempt, 0, outcome, ended_at=self._now()))
+                self.report(SentOutcome(frame.number, frame.attempt, self.next_seq, outcome, ended_at=self._now()))
         elif isinstance(frame, Note):
             self._receive_note(frame)
 

@@ -83,8 +83,11 @@ def _parts_in(data: bytes, whole: struct.Struct, count: int) -> Parts:
     end = len(fields) - count
     strings: list[bytes] = []
     for length in fields[end:]:
-        strings.append(data[at : at + length])
-        at += length
+        if length:
+            strings.append(data[at : at + length])
+            at += length
+        else:
+            strings.append(b"")
     if at > len(data):
         raise ValueError("its strings are cut off")
     return fields[4 : end - 1], strings, NOTHING if at == len(data) else _json_of(data[at:])

@@ -3,7 +3,6 @@
 Fields are only appended. A number is never used again for another kind or value.
 """
 
-import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,8 +29,6 @@ from ichat.relays.values import (
 
 OPTIONAL = 1
 """The bit of a kind that a reader may ignore if it does not know it."""
-HEADS_MAX = 256
-"""The number of header blocks of steps that are remembered as bytes, and as pairs: most steps repeat them."""
 Parts = tuple[Sequence[Any], Sequence[bytes], Mapping[str, Any]]
 """The fixed fields of a frame, its strings, and its JSON."""
 
@@ -99,9 +96,8 @@ def _unlatin(rows: Iterable[tuple[str, str]]) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, value.encode("latin-1")) for name, value in rows)
 
 
-@functools.lru_cache(HEADS_MAX)
 def _lines_of(pairs: HeaderPairs) -> bytes:
-    """Return headers as the lines of a head."""
+    """Return headers as the lines of a head. Those of requests have a trace of their own, so none are remembered."""
     if not pairs:
         return b""
     lines = b"".join([b"%s: %s\r\n" % pair for pair in pairs])
@@ -110,7 +106,6 @@ def _lines_of(pairs: HeaderPairs) -> bytes:
     return lines
 
 
-@functools.lru_cache(HEADS_MAX)
 def _pairs_of(lines: bytes) -> HeaderPairs:
     if not lines:
         return ()
@@ -128,11 +123,17 @@ def _pairs_of(lines: bytes) -> HeaderPairs:
 
 
 def _str_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _str_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "surrogatepass")
 
 
 def _failure_of(rest: Mapping[str, Any]) -> Failure:

@@ -6,6 +6,8 @@ from ichat.relays.layouts import LAYOUTS
 from ichat.relays.values import Frame, Note, SentStep, TalkError
 
 PROTOCOL = 1
+_PLAIN = frozenset(("ask", "outcome"))
+"""The frames of a relay that each request has."""
 RequestT = TypeVar("RequestT", bound=Any)
 
 
@@ -50,13 +52,18 @@ class Link:
         """The version that was offered last, or is in force."""
         self._is_prepared = False
         self.is_over = False
+        self._plain: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
+        """The kinds of plain frames that may be received and sent: they need no other check, from the greetings on."""
 
     def __repr__(self) -> str:
         return f"<Link{', over' if self.is_over else ''}>"
 
     def check(self, frame: Frame, *, is_sent: bool) -> None:
         """Note a frame. Raises TalkError if it cannot be sent, or received, now."""
-        kind, by_owner = frame.kind, is_sent == self._is_owner
+        kind = frame.kind
+        if kind in self._plain[is_sent]:
+            return
+        by_owner = is_sent == self._is_owner
         layout = LAYOUTS.get(kind)
         if layout is None or not (layout.from_owner if by_owner else layout.from_relay):
             raise TalkError(f"No {'owner' if by_owner else 'relay'} sends a frame `{kind}`.")
@@ -66,11 +73,10 @@ class Link:
             raise TalkError(f"A frame `{kind}` is at a wrong place: `hello` is the first, and sent once.")
         if is_sent and self._knows is not None and kind not in self._knows:
             raise TalkError(f"The other side does not know the frame `{kind}`.")
-        if isinstance(frame, SentStep):
-            if frame.settings != self.settings:
-                raise TalkError(f"A step needs the settings {frame.settings}, and {self.settings} are in force.")
-        elif isinstance(frame, Note):
+        if isinstance(frame, Note):
             self._note(frame, is_sent=is_sent)
+        elif isinstance(frame, SentStep) and frame.settings != self.settings:
+            raise TalkError(f"A step needs the settings {frame.settings}, and {self.settings} are in force.")
 
     def _note(self, frame: Note, *, is_sent: bool) -> None:
         kind = frame.kind
@@ -78,9 +84,13 @@ class Link:
             self._greeted.add(is_sent)
             if not is_sent:
                 self._greet(frame)
+            if len(self._greeted) == 2 and self._knows is not None and self._knows >= _PLAIN:
+                self._plain = (_PLAIN, frozenset()) if self._is_owner else (frozenset(), _PLAIN)
         elif kind in ("settings", "prepared", "cannot", "commit", "forget"):
             self._change_settings(kind, whole(frame, "version"))
         self.is_over = kind in ("bye", "end")
+        if self.is_over:
+            self._plain = frozenset(), frozenset()
 
     def _greet(self, frame: Note) -> None:
         protocol, knows = whole(frame, "protocol"), frame.content.get("knows")

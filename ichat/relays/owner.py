@@ -4,21 +4,25 @@ A relay that ends is started again, after a pause that grows while it ends soon.
 Settings are put in force in all relays or in none.
 """
 
+import collections
 import contextlib
 import logging
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import get_args
 
 import trio
+from prometheus_client import Metric
 
 from ichat.config.command_line import own_command
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
+from ichat.observability.prometheus_families import family
 from ichat.relays.link import hello, whole
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayView
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, Note
@@ -89,6 +93,13 @@ class Relays:
             )
             for _, one in sorted(self.relays.items())
         ]  # fmt: skip
+
+    def families(self) -> Iterator[Metric]:
+        """Return the families for Prometheus."""
+        states = collections.Counter(dict.fromkeys(get_args(RelayState), 0))
+        states.update(relay.state for relay in self.relays.values())
+        yield family("ichat_relays", states)
+        yield family("ichat_relay_restarts", sum(self._restarts.values()))
 
     # Life.
 
@@ -235,7 +246,7 @@ class Relays:
                 self._recorded(frame)
             case Note("drained"):
                 relay.drained.set()
-            case Note("hello" | "report" | "sums"):
+            case Note("hello" | "report"):
                 pass
             case _ if has_effect:
                 relay.desk.receives(frame)

@@ -13,12 +13,14 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
 from ichat.relays.endpoint_facts import facts_of
+from ichat.relays.gaps import add_gaps
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
 from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
     HEAD_ONLY,
     HIDES_KEYS,
+    HURRIES,
     MAY_STEER,
     TELLS_HEAD,
     Frame,
@@ -74,6 +76,8 @@ class OwnerDesk(RelayDesk):
             self._relay.send(Note("gone", frame.number))
         elif isinstance(frame, Note) and frame.kind == "told":
             self._note_told(frame.content.get("rows"))
+        elif isinstance(frame, Note) and frame.kind == "sums":
+            add_gaps(frame.content.get("gaps"), self._context.gaps)
 
     def _note_told(self, rows: Any) -> None:
         """Note how far requests have got with their endpoints. Raises TalkError."""
@@ -146,14 +150,16 @@ class OwnerDesk(RelayDesk):
         desk = one.desk
         lease, grant = desk.lease, desk.grant
         assert lease is not None
-        circuit = lease.endpoint.circuit
+        endpoint, circuit = lease.endpoint, lease.endpoint.circuit
         bits = MAY_STEER * grant.may_steer | HIDES_KEYS * grant.hides_keys
+        if endpoint.in_flight >= endpoint.in_flight_max or grant.bounds_in_flight:
+            bits |= HURRIES
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
         one.step, one.was_heard, one.told = step, False, None
         one.attempt += 1
         self._relay.send(SentStep(
-            one.asked.number, one.attempt, step, self._name(lease.endpoint, desk.endpoint), "", grant.key_name, bits,
+            one.asked.number, one.attempt, step, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
             settings=self._relay.talk.settings, queued_s=desk.queued_s, ticket=desk.ticket,
         ))  # fmt: skip
 

@@ -1,5 +1,7 @@
 """A request for a model at its relay: it asks, carries out the steps of the owner, and reports their outcomes."""
 
+from functools import partial
+
 import attrs
 import trio
 
@@ -13,18 +15,18 @@ from ichat.http.server import Client
 from ichat.observability.request_record import RESPONSE_PATH, ROUTES
 from ichat.protocol.messages import DROPPED_HEADER, HOP_HEADER
 from ichat.protocol.usage import usage_wanted
-from ichat.proxy.client_sink import ClientSink
+from ichat.proxy.client_sink import ClientSink, end_cancelled
 from ichat.proxy.engine_control import DropNotices
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure
-from ichat.proxy.requests_in_flight import end_cancelled
 from ichat.proxy.steps import ANSWERED, NO_EDITS, Outcome
 from ichat.proxy.targets import body_for
 from ichat.proxy.token_usage import ReportedUsage, usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.relays.frame_desk import Asking, FrameDesk
+from ichat.relays.gaps import GapsHere
 from ichat.relays.layouts import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
@@ -32,6 +34,7 @@ from ichat.relays.values import (
     COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
+    HURRIES,
     MAY_STEER,
     STREAM,
     SUSPECT,
@@ -70,11 +73,27 @@ class RelayParts:
     desk: FrameDesk
     clock: TrioClock
     settings: RelaySettings
+    session_header: bytes = b""
+    """The name of the header that names a session, as heads have it; empty: none does."""
+    gaps: GapsHere = attrs.field(factory=GapsHere)
     notices: DropNotices = attrs.field(factory=DropNotices)
 
 
 def asked_of(
-    number: int, request: Request | RequestHead, peer: str, *, session_header: bytes, at: MonotonicNs, bits: int
+    number: int,
+    request: Request | RequestHead,
+    peer: str,
+    *,
+    bits: int,
+    model: str = "",
+    prompt_bytes: int = 0,
+    prefix_bytes: int = 0,
+    checksums: tuple[int, ...] = (),
+    before: tuple[tuple[str, bytes], ...] = (),
+    session_header: bytes,
+    at: MonotonicNs,
+    body_bytes: int = 0,
+    previous: str = "",
 ) -> SentAsk:
     """Return the part of a request's head that the owner gets."""
     names = request.by_name
@@ -86,9 +105,11 @@ def asked_of(
         shown_id = request.id.decode()
         if request.own_id != request.id:
             headers += ((b":own-id", request.own_id),)
+    session = names.get(session_header, b"") if session_header else b""
     return SentAsk(
-        number, at, shown_id, "", request.target, request.method, peer, names.get(b"authorization", b""),
-        names.get(b"host", b""), names.get(session_header, b"") if session_header else b"", bits, headers=headers,
+        number, at, shown_id, model, request.target, request.method, peer, names.get(b"authorization", b""),
+        names.get(b"host", b""), session, bits, 0, body_bytes, prompt_bytes, prefix_bytes, checksums, before, headers,
+        previous,
     )  # fmt: skip
 
 
@@ -148,15 +169,17 @@ class RelayExchange:
         """Return the ask for the owner. Raises ApiError if no upstream may get it."""
         parts, progress, request = self._parts, self.progress, self.progress.request
         number, at = parts.desk.new_number(), parts.clock.ns_of(self._started_at)
-        session_header = parts.settings.session_header.encode()
-        head = asked_of(number, request, progress.client.peer, session_header=session_header, at=at, bits=COMPLETE)
+        facts = partial(
+            asked_of, number, request, progress.client.peer, session_header=parts.session_header, at=at,
+            body_bytes=progress.bytes_in,
+        )  # fmt: skip
         if request.path.startswith(b"/v1/responses/") and not (request.method == b"POST" and request.path in ROUTES):
             progress.read_plainly(RESPONSE_PATH)
-            return head._replace(body_bytes=len(request.body))
+            return facts(bits=COMPLETE)
         try:
-            asked, progress.body = await read_model_request(request, head.session)
+            asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
-            await self._judge(head)
+            await self._judge(facts(bits=HEAD_ONLY)._replace(body_bytes=0))
             body_bytes, own = progress.bytes_in, request.own_id.decode()
             content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
             parts.desk.send(Note("record", 0, {**content, **_head_of(request, progress.client.peer)}))
@@ -166,22 +189,21 @@ class RelayExchange:
         if asked.is_stream and progress.comment_s:
             progress.make_keepalive(progress.comment_s)
         bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
-        sums = None if head.session else progress.read_prefix()
-        self._name = asked.model
-        return head._replace(
-            model=asked.model,
-            bits=bits,
-            body_bytes=progress.bytes_in,
-            prompt_bytes=progress.prompt_bytes(),
-            prefix_bytes=0 if sums is None else sums.length,
-            checksums=() if sums is None else tuple(sums.checksums),
-            before=() if sums is None else tuple(sums.before.items()),
-            previous_response_id=asked.previous_response_id or "",
-        )
+        self._name, sums = asked.model, None
+        if not parts.session_header or parts.session_header not in request.by_name:
+            sums = progress.read_prefix()
+        facts = partial(
+            facts, bits=bits, model=asked.model, prompt_bytes=progress.prompt_bytes(),
+            previous=asked.previous_response_id or "",
+        )  # fmt: skip
+        if sums is None:
+            return facts()
+        before = tuple(sums.before.items())
+        return facts(prefix_bytes=sums.length, checksums=tuple(sums.checksums), before=before)
 
     async def _judge(self, head: SentAsk) -> None:
         """Raise ApiError if the owner refuses the request for its head."""
-        await admit(self._parts.desk, head._replace(bits=HEAD_ONLY))
+        await admit(self._parts.desk, head)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -261,16 +283,18 @@ class RelayExchange:
         parts, progress, clock = self._parts, self.progress, self._parts.clock
         wants_next, now = outcome.kind not in ENDS, clock.ns_of(parts.pool.hub.update_clock())
         if leg is None:
-            parts.desk.report(SentOutcome(sent.number, sent.attempt, 0, outcome, wants_next, ended_at=now))
+            seq = parts.desk.next_seq
+            parts.desk.report(SentOutcome(sent.number, sent.attempt, seq, outcome, wants_next, ended_at=now))
             return
         usage, received = leg.usage, leg.relay.body if leg.relay is not None else _NOTHING_YET
         parts.desk.report(SentOutcome(
-            sent.number, sent.attempt, 0, outcome if outcome.status else outcome._replace(status=leg.status),
+            sent.number, sent.attempt, parts.desk.next_seq,
+            outcome if outcome.status else outcome._replace(status=leg.status),
             wants_next, clock.ns_of_event(leg.asked_at), clock.ns_of_event(leg.answered_at), now, received.bytes_out,
-            received.chunks, progress.usage, leg.error, is_stream=leg.is_stream,
+            received.chunks, progress.usage, leg.error, sent.key, sent.step.model, is_stream=leg.is_stream,
             tells_cached=usage is not None and usage.tells_cached, body_at=clock.ns_of_event(received.first_at),
             has_lost_usage=outcome.kind == "answered" and _lacks_usage(leg),
-        ))  # fmt: skip
+        ), may_wait=not sent.bits & HURRIES)  # fmt: skip
 
     async def _leg_to(self, endpoint: EndpointFacts, sent: SentStep, sink: ClientSink) -> Leg:
         """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
@@ -301,7 +325,9 @@ class RelayExchange:
             request.release_body()
             progress.body, progress.prefix_sums = NO_BODY, None
 
-        return Leg(parts.pool, endpoint, step, sink, pieces, request.method, usage, None, keepalive, heard)
+        return Leg(
+            parts.pool, endpoint, step, sink, pieces, request.method, usage, parts.gaps.of(step.model), keepalive, heard
+        )
 
 
 def _head_of(request: Request | RequestHead, peer: str) -> dict[str, object]:

@@ -61,7 +61,7 @@ class RelayProcess:
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
         self._listeners: list[socket.socket] = []
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
-        self._desk = FrameDesk(self._talk, self._send_now, monotonic_now)
+        self._desk = FrameDesk(self._talk, self._send_now, self._send_late, monotonic_now)
         self._parts: RelayParts | None = None
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
         self._cors: Cors | None = None
@@ -169,6 +169,10 @@ class RelayProcess:
         if self._wire is not None:
             self._wire.send(frame)
 
+    def _send_late(self, frame: Frame) -> None:
+        if self._wire is not None:
+            self._wire.send(frame, may_wait=True)
+
     # Settings.
 
     def _on_settings(self, frame: Note) -> None:
@@ -192,9 +196,11 @@ class RelayProcess:
         _, settings, tls = self._offered
         self._offered, self._settings = None, settings
         if self._parts is None:
+            assert self._wire is not None
+            self._nursery.start_soon(self._wire.flush_late_forever)
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             self._parts = RelayParts(self._pool, self._desk, clock, settings)
-        self._parts.settings = settings
+        self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
@@ -232,15 +238,25 @@ class RelayProcess:
         assert self._door is not None
         self._requests = sum(not client.idle for client in self._door.clients)
         self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": self._requests}))
-        told = None if self._parts is None else self._desk.told(self._parts.clock)
+        if self._parts is None:
+            return
+        self._send_sums(self._parts)
+        told = self._desk.told(self._parts.clock)
         if told is not None:
             self.send(told)
+
+    def _send_sums(self, parts: RelayParts) -> None:
+        gaps = parts.gaps.report()
+        if gaps:
+            self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
         self._nursery.start_soon(self._drain_and_say_so)
 
     async def _drain_and_say_so(self) -> None:
         await self._drain()
+        if self._parts is not None:
+            self._send_sums(self._parts)
         self.send(Note("drained"))
 
     async def _drain(self) -> None:
@@ -264,9 +280,8 @@ class RelayProcess:
     async def _admit(self, head: RequestHead, client: Client) -> None:
         """Raise ApiError for a body that the owner would not read."""
         assert self._parts is not None
-        session_header = self._parts.settings.session_header.encode()
         asked = asked_of(
-            self._desk.new_number(), head, client.peer, session_header=session_header, at=monotonic_now(),
+            self._desk.new_number(), head, client.peer, session_header=self._parts.session_header, at=monotonic_now(),
             bits=HEAD_ONLY,
         )  # fmt: skip
         headers = asked.headers

@@ -201,8 +201,9 @@ class RelayTalk:
         self._seq = sent.seq
         if sent.usage is not None:
             self._count(step.key, now, 1, sent.usage.total)
-        outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
-        sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
+        if not sent.outcome.endpoint or sent.model != step.step.model or sent.key != step.key:
+            outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
+            sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
         self.unsettled.append(sent)
         if sent.wants_next and one.asked is not None:
             tried = (*one.asked.tried, (step.step.endpoint, step.step.model, kind))

@@ -35,7 +35,11 @@ class RelaySettings:
         """Return the settings of each of `count` relays."""
         settings, limits = config.server_settings, config.limits
         return cls(
-            attrs.evolve(limits, connections_per_address_max=_share(limits.connections_per_address_max, count)),
+            attrs.evolve(
+                limits,
+                connections_max=math.ceil(limits.connections_max / max(1, count)),
+                connections_per_address_max=_share(limits.connections_per_address_max, count),
+            ),
             config.timeouts,
             settings.log_level,
             settings.cors_origins,

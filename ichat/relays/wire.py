@@ -11,12 +11,17 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import trio
+
 from ichat.http.hub import READABLE, Hub
+from ichat.listeners import Listeners
 from ichat.relays.frames import FrameReader, encode
 from ichat.relays.values import Frame, FrameError, Note, TalkError
 
 log = logging.getLogger(__name__)
 
+LATE_S = 0.002
+"""How long a frame waits for the next frame, if it may wait."""
 TURN_BYTES = 8192
 """Bytes read of a relay before others get their turn: about 64 frames."""
 _EVENTS = READABLE | 4  # EPOLLOUT: the events are edge-triggered
@@ -40,6 +45,9 @@ class FrameWire:
         self._received, self._ended = received, ended
         self._reader = FrameReader()
         self._gathered: list[bytes] = []
+        self._is_flushed_soon = self._is_late = False
+        """Whether the gathered frames leave at the end of this turn, or at the next call of `flush_late_forever`."""
+        self._late: Listeners[[]] = Listeners()
         self._unsent = b""
         self.unread_bytes = 0
         """The bytes that the other side has not received yet, as far as this process knows."""
@@ -49,15 +57,33 @@ class FrameWire:
     def __repr__(self) -> str:
         return f"<FrameWire{'' if self.is_open else ' closed'}, {self.unread_bytes} bytes unread>"
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written."""
+    def send(self, frame: Frame, *, may_wait: bool = False) -> None:
+        """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written.
+
+        If it may wait, it leaves with the next frame, or after `LATE_S`.
+        """
         data = encode(frame)
         if not self.is_open:
             return
         self.unread_bytes += len(data)
         self._gathered.append(data)
-        if len(self._gathered) == 1:
-            self._hub.soon(self._flush)
+        if not may_wait:
+            if not self._is_flushed_soon:
+                self._is_flushed_soon = True
+                self._hub.soon(self._flush)
+        elif not self._is_late:
+            self._is_late = True
+            self._late()
+
+    async def flush_late_forever(self) -> None:
+        """Send the frames that have waited for `LATE_S`."""
+        while True:
+            while not self._is_late:
+                await self._late.wait()
+            await trio.sleep(LATE_S)
+            self._is_late = False
+            if self._gathered:
+                self._flush()
 
     def close(self, why: str = "") -> None:
         """End the connection, and say why. Harmless the second time."""
@@ -70,7 +96,7 @@ class FrameWire:
 
     def _flush(self) -> None:
         """Send the gathered frames, as far as the other side accepts them now."""
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered, self._is_flushed_soon = self._gathered, [], False
         data = b"".join((self._unsent, *gathered)) if self._unsent or len(gathered) > 1 else b"".join(gathered)
         sent = 0
         try:

@@ -244,6 +244,8 @@ def _build_operation(
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, reloader.families))
+    if data.relays is not None:
+        metrics.others.append(data.relays.families)
     shown = [
         fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
         control.heartbeats, data.prefix_reports, ledger, overview, events,
