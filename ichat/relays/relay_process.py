@@ -196,8 +196,6 @@ class RelayProcess:
         _, settings, tls = self._offered
         self._offered, self._settings = None, settings
         if self._parts is None:
-            assert self._wire is not None
-            self._nursery.start_soon(self._wire.flush_late_forever)
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             self._parts = RelayParts(self._pool, self._desk, clock, settings)
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
@@ -298,6 +296,8 @@ class RelayProcess:
             return
         if request.path.startswith(_EXEMPT):
             client.exempt_from_drain()
+        if self._wire is not None:
+            self._wire.flush()  # the answer may be about requests that have just ended
         await self._inner.forward(request, client)
 
     def _more_headers(self, head: RequestHead) -> Headers:

@@ -11,17 +11,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import trio
-
 from ichat.http.hub import READABLE, Hub
-from ichat.listeners import Listeners
 from ichat.relays.frames import FrameReader, encode
 from ichat.relays.values import Frame, FrameError, Note, TalkError
 
 log = logging.getLogger(__name__)
 
-LATE_S = 0.002
-"""How long a frame waits for the next frame, if it may wait."""
 TURN_BYTES = 8192
 """Bytes read of a relay before others get their turn: about 64 frames."""
 _EVENTS = READABLE | 4  # EPOLLOUT: the events are edge-triggered
@@ -46,8 +41,7 @@ class FrameWire:
         self._reader = FrameReader()
         self._gathered: list[bytes] = []
         self._is_flushed_soon = self._is_late = False
-        """Whether the gathered frames leave at the end of this turn, or at the next call of `flush_late_forever`."""
-        self._late: Listeners[[]] = Listeners()
+        """Whether the gathered frames leave at the end of this turn, or late."""
         self._unsent = b""
         self.unread_bytes = 0
         """The bytes that the other side has not received yet, as far as this process knows."""
@@ -60,7 +54,7 @@ class FrameWire:
     def send(self, frame: Frame, *, may_wait: bool = False) -> None:
         """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written.
 
-        If it may wait, it leaves with the next frame, or after `LATE_S`.
+        If it may wait, it leaves with the next frame, or late; see `Hub.late`.
         """
         data = encode(frame)
         if not self.is_open:
@@ -73,17 +67,16 @@ class FrameWire:
                 self._hub.soon(self._flush)
         elif not self._is_late:
             self._is_late = True
-            self._late()
+            self._hub.late(self._flush_late)
 
-    async def flush_late_forever(self) -> None:
-        """Send the frames that have waited for `LATE_S`."""
-        while True:
-            while not self._is_late:
-                await self._late.wait()
-            await trio.sleep(LATE_S)
-            self._is_late = False
-            if self._gathered:
-                self._flush()
+    def flush(self) -> None:
+        """Send the frames that wait, if any do."""
+        if self._gathered:
+            self._flush()
+
+    def _flush_late(self) -> None:
+        self._is_late = False
+        self.flush()
 
     def close(self, why: str = "") -> None:
         """End the connection, and say why. Harmless the second time."""
