@@ -140,7 +140,7 @@ class Gateway:
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return the headers for browsers in the response to a request with this head."""
-        sealed = () if is_control(head.path) else SEALED
+        sealed = () if head.path not in ROUTES and is_control(head.path) else SEALED
         return [*sealed] if self.cors is None else [*sealed, *self.cors.headers_for(head.path, head.headers)]
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
@@ -148,7 +148,8 @@ class Gateway:
         exchange, phase = Exchange(self.context, request, client, caller), ""
         progress = exchange.progress
         try:
-            kind = kind_of(request, self.cors)
+            is_usual = request.method == b"POST" and request.path in ROUTES
+            kind = "model" if is_usual else kind_of(request, self.cors)
             if kind in ("model", "engine"):
                 self._begin(exchange, request, is_known=kind == "model")
                 await exchange.forward()
