@@ -284,7 +284,7 @@ class World:
         chance, version = self.chance, self.chance.randrange(4)
         more = {"load": "on_demand"} if chance.random() < 0.1 else {}
         more |= {"max_in_flight": chance.randrange(1, 3)} if chance.random() < 0.2 else {}
-        # PORT
+        more |= {"port": port} if port and chance.random() < 0.3 else {}
         return spec_of(model, version, on_gateway_exit="keep" if version % 2 else "stop", **more)
 
     def any_config(self):
