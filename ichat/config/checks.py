@@ -29,6 +29,11 @@ WORKER_ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
 MODEL_NAME_CHARACTERS_MAX = 256
 
 
+def slug_of(model_name: str) -> str:
+    """Return the readable beginning of the ids of a model's workers; a number follows."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
+
+
 def _is_http(value: str) -> bool:
     try:
         url = urllib.parse.urlsplit(value)
