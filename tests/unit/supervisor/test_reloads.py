@@ -74,6 +74,15 @@ async def test_a_port_moves_to_another_worker(autojump_clock, begin):
     await world.rest()
 
 
+async def test_a_follower_replaces_a_follower(autojump_clock, begin):
+    """It is never ready for requests itself: it follows the leader of its group."""
+    world = await begin(spec_of("a"))
+    world.followers = {"a-0", "a-1"}
+    await world.until(lambda states: states == {"a-0": "following"})
+    world.reload(config_of([spec_of("a", 1)]))
+    await world.until(lambda states: states == {"a-1": "following"})
+
+
 def test_any_life_ends_well(monkeypatch):
     """After any reloads, crashes, launches and ends of the gateway, the wanted workers run, each with one record."""
     for seed in range(LIVES):
