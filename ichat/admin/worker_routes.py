@@ -82,7 +82,8 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
         body={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
         failures={
             "400": "It is not a heartbeat.",
-            "404": "The registration of a short heartbeat is not known (`registration_not_found`): send it whole.",
+            "404": "The registration of a short heartbeat is not known (`registration_not_found`): send it whole."
+            " Or the gateway has removed this worker of its own (`not_found`).",
             "429": "There are too many workers already.",
         },
     )(_heartbeat)

@@ -31,6 +31,11 @@ RELAYS_MAX = 64
 """The most processes that may move bytes for a gateway."""
 
 
+def slug_of(model_name: str) -> str:
+    """Return the readable beginning of the ids of a model's workers; a number follows."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
+
+
 def _is_http(value: str) -> bool:
     try:
         url = urllib.parse.urlsplit(value)

@@ -13,6 +13,7 @@ import cattrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
+from ichat.config import checks
 from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.package_data import parse_toml
 from ichat.config.schema import (
@@ -165,12 +166,16 @@ def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _contradictions_of_servers(config: Config) -> Iterable[str]:
     routes, ids = {route.model_name for route in config.external_routes}, set[str]()
+    slugs = {checks.slug_of(worker.model_name): worker.model_name for worker in config.managed_workers}
     for index, server in enumerate(config.registered_servers):
         where = f"registered_servers[{index}]"
         if server.model_name in routes:
             yield f"{where}.model_name: {server.model_name!r} is also an external route"
         if server.worker_id in ids:
             yield f"{where}.worker_id: {server.worker_id!r} is taken"
+        slug, _, number = (server.worker_id or "").rpartition("-")
+        if slug in slugs and number.isdecimal():
+            yield f"{where}.worker_id: {server.worker_id!r} may be the id of a managed worker of {slugs[slug]!r}"
         if server.worker_id is not None:
             ids.add(server.worker_id)
         if server.ca_certificates is not None and not server.api_base.startswith("https:"):

@@ -15,6 +15,7 @@ import trio
 
 from ichat import errors
 from ichat.config.schema import Config, Limits
+from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_facts import Registration
 from ichat.fleet.worker_record import AWAY, WorkerRecord
@@ -133,8 +134,8 @@ class HeartbeatReceiver:
             host=await self._checked_host(whole.host, caller),
             heartbeat_interval=self._interval_of(whole, whole.heartbeat_interval),
         )
-        self._check_id(heartbeat, caller)
         async with turn:
+            self._check_id(heartbeat, caller)
             return self._record(heartbeat, caller, registration)
 
     def _registered(self, sent: Mapping[str, object], digest: bytes | None, *, is_short: bool) -> WorkerRecord | None:
@@ -211,8 +212,10 @@ class HeartbeatReceiver:
             raise errors.bad_request("This is not a heartbeat: port: must be from 1 to 65535.")
 
     def _check_id(self, heartbeat: Heartbeat, caller: Caller) -> None:
-        """Raise ApiError 403 if the id of a heartbeat is another worker's."""
+        """Raise ApiError 403 if the id of a heartbeat is another worker's, 404 if a managed worker has been removed."""
         known = self._table.get(heartbeat.worker_id)
+        if caller.is_managed_worker and (known is None or not known.managed):
+            raise ApiError(404, "not_found", f"This gateway has no worker {heartbeat.worker_id} of its own.")
         if known is None or caller.is_managed_worker:
             return
         if known.managed:

@@ -3,12 +3,12 @@
 `[[registered_servers]]` become workers of the fleet; `proxy/external_routes.py` reads its upstreams here too.
 """
 
-import re
 import urllib.parse
 from collections.abc import Collection, Mapping
 
 import attrs
 
+from ichat.config.checks import slug_of
 from ichat.config.schema import Config, ExternalRoute, RegisteredServer
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.pool import Upstream
@@ -29,8 +29,7 @@ class Server:
 
 def id_for(model_name: str, taken: Collection[str]) -> str:
     """Return a worker id for a model's name: readable, fit for a path, and the same at every start."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
-    number = 0
+    slug, number = slug_of(model_name), 0
     while f"{slug}-{number}" in taken:
         number += 1
     return f"{slug}-{number}"

@@ -39,7 +39,7 @@ class Timed(Protocol):
     """On Trio's clock."""
 
     def expire(self) -> None:
-        """Called once, when the deadline has passed."""
+        """Called once, when the deadline has passed. It must not block, nor raise."""
         ...
 
 
@@ -187,4 +187,7 @@ class Hub:
             now = self.update_clock()
             for timed in [timed for timed in self._timed if timed.deadline < now]:
                 self._timed.discard(timed)
-                timed.expire()
+                try:
+                    timed.expire()
+                except Exception:
+                    log.exception("a bug at the deadline of %r; this deadline is no longer watched", timed)

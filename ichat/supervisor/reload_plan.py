@@ -6,7 +6,7 @@ A worker with unchanged keys keeps running, wherever it stands in the file.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -47,6 +47,11 @@ class Running:
     replaced_by: str = ""
     """The id of the new worker that will replace it once that is ready; empty if none will."""
 
+    @property
+    def has_process(self) -> bool:
+        """Whether it has a process, or will get a process without a command."""
+        return not self.has_failed and not self.is_cold
+
 
 @frozen
 class Change:
@@ -62,7 +67,8 @@ class Change:
     new_first: bool = False
     """Of a restart: whether the new process may be started before the old process ends.
 
-    It needs nothing that a restarted worker still has, but may need a resource of a stopped worker.
+    It needs nothing that a restarted worker still has, and no started worker needs a resource of its old
+    process; it may need a resource of a stopped worker.
     """
     gap: str = ""
     """Of a restart of a serving worker: whether the model is served all the while, and if not, why."""
@@ -92,7 +98,8 @@ def changes_of_workers(
     """Decide each worker's change: first of the existing workers, in their order, then of the new, in theirs.
 
     A worker that has failed is started again if something of it has changed, or with `restart_failed`. A worker that
-    will be replaced by a wanted worker has no change, if it is not wanted itself: it still goes then.
+    will be replaced by a wanted worker has no change, if it is not wanted itself: it still goes then. If a process that
+    is started needs its port or a GPU of it, it is stopped at once.
     """
     taken = _matched(running, wanted)
     changes: list[Change] = []
@@ -103,7 +110,7 @@ def changes_of_workers(
             spec = wanted[taken[one.worker_id]]
             engines = old_engines.get(spec.backend), new_engines.get(spec.backend)
             changes.append(_change(one, spec, *engines, restart_failed=restart_failed))
-        elif one.replaced_by not in taken:
+        else:
             changes.append(Change("stop", one.worker_id, None, "the configuration has it no more"))
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
@@ -186,23 +193,86 @@ def _change(
 def _with_new_first(
     changes: Sequence[Change], running: Mapping[str, Running], old_engines: Engines, new_engines: Engines
 ) -> list[Change]:
-    """Mark the restarts that need nothing that they themselves, or others that are restarted, still have."""
-    held = {
-        change.worker_id: (change.action, _claims_of(running[change.worker_id].spec, old_engines))
-        for change in changes
-        if change.worker_id and not running[change.worker_id].has_failed and not running[change.worker_id].is_cold
+    """Mark the restarts of which the old process may stay until the new process is ready.
+
+    A worker that a wanted worker will replace is stopped only if a process that is started needs its port or GPU.
+    """
+    actions = {change.worker_id: change.action for change in changes} | {"": "stop"}
+    replaced = {
+        one.worker_id
+        for one in running.values()
+        if actions[one.worker_id] == "stop" and actions.get(one.replaced_by, "stop") != "stop"
     }
-    ending = {worker_id: claims for worker_id, (action, claims) in held.items() if action == "restart"}
-    staying = [claims for action, claims in held.values() if action in ("keep", "update")]
-    marked: list[Change] = []
+    held = {one.worker_id: _claims_of(one.spec, old_engines) for one in running.values() if one.has_process}
+    ending = {name: claims for name, claims in held.items() if actions[name] == "restart" or name in replaced}
+    staying = [claims for name, claims in held.items() if actions[name] in ("keep", "update")]
+    needs = _needs_between([*_started(changes, running, new_engines)], ending, staying)
+    return [*_marked(changes, running, needs, replaced - needs.keys())]
+
+
+def _started(
+    changes: Sequence[Change], running: Mapping[str, Running], engines: Engines
+) -> Iterator[tuple[Change, Claims]]:
+    """Yield the changes that start a process, or give a cold worker another table, with the claims."""
     for change in changes:
-        if change.spec is not None and change.worker_id in ending:
-            needs = _need_of(_claims_of(change.spec, new_engines), ending, staying, change.worker_id)
-            gap = "" if running[change.worker_id].is_down else _gap(change.spec, needs)
-            marked.append(attrs.evolve(change, new_first=not needs, gap=gap))
-        else:
-            marked.append(change)
-    return marked
+        is_cold = change.action == "update" and running[change.worker_id].is_cold
+        if change.spec is not None and (is_cold or change.action in ("start", "restart")):
+            yield change, _claims_of(change.spec, engines)
+
+
+def _needs_between(
+    started: Sequence[tuple[Change, Claims]], ending: Mapping[str, Claims], staying: Sequence[Claims]
+) -> dict[str, str]:
+    """Return why a process cannot stay until its successor is ready, by its worker's id; without those that can.
+
+    Either its successor needs a resource of another process, or another process that is started needs a resource of it.
+    """
+    found: dict[str, str] = {}
+    for change, other_id, what in _clashes(started, ending, staying):
+        if change.worker_id in ending:
+            who = "both need" if other_id == change.worker_id else f"worker {other_id} still has"
+            found.setdefault(change.worker_id, what.format(who))
+    left = {worker_id: claims for worker_id, claims in ending.items() if worker_id not in found}
+    for change, other_id, what in _clashes(started, left, staying):
+        who = f"worker {change.worker_id}" if change.worker_id else "a new worker"
+        found.setdefault(other_id, what.format(f"{who} needs"))
+    return found
+
+
+def _clashes(
+    started: Sequence[tuple[Change, Claims]], ending: Mapping[str, Claims], staying: Sequence[Claims]
+) -> Iterator[tuple[Change, str, str]]:
+    """Yield a change, the id of a worker that has a resource that the new process needs, and a text with it."""
+    for change, new in started:
+        others = [claims for other, claims in started if other is not change]
+        overfull = overfull_gpus(new, [*ending.values(), *staying, *others])
+        for other_id, old in ending.items():
+            if text := _shared(new, old, overfull):
+                yield change, other_id, text
+
+
+def _shared(new: Claims, old: Claims, overfull: Collection[int]) -> str:
+    """Return the port, or those of these GPUs, that both have, with a place for the words before it; empty if none."""
+    if new.address is not None and do_share_port(new, old):
+        return f"{{}} port {new.address[1]}"
+    shared = sorted(number for number in overfull if number in old.gpus or EVERY_GPU in old.gpus)
+    if shared and EVERY_GPU in {*new.gpus, *old.gpus}:
+        return "without gpu_ids each may use every GPU"
+    return f"{{}} GPU {', '.join(map(str, shared))}" if shared else ""
+
+
+def _marked(
+    changes: Sequence[Change], running: Mapping[str, Running], needs: Mapping[str, str], left_out: Collection[str]
+) -> Iterator[Change]:
+    """Yield the changes with the effect of the needs that keep processes from staying."""
+    for change in changes:
+        one, need = running.get(change.worker_id), needs.get(change.worker_id, "")
+        if change.action == "stop" and need:
+            yield attrs.evolve(change, why=need)
+        elif change.action == "restart" and change.spec is not None and one is not None and one.has_process:
+            yield attrs.evolve(change, new_first=not need, gap="" if one.is_down else _gap(change.spec, need))
+        elif change.worker_id not in left_out:
+            yield change
 
 
 def _gap(spec: ManagedWorkerConfig, needs: str) -> str:
@@ -220,23 +290,6 @@ def _claims_of(spec: ManagedWorkerConfig, engines: Engines) -> Claims:
     by_variable = {VISIBLE: spec.env[devices]} if devices in spec.env else {}
     claims = claims_of(attrs.evolve(spec, env=by_variable), has_gpus=True)
     return attrs.evolve(claims, gpus={number: share or math.inf for number, share in claims.gpus.items()})
-
-
-def _need_of(new: Claims, ending: Mapping[str, Claims], staying: Sequence[Claims], worker_id: str) -> str:
-    """Return the resource that a new process needs and the process of a restarted worker still has; empty if none."""
-    overfull = overfull_gpus(new, [*ending.values(), *staying])
-    for other_id, old in ending.items():
-        shared = sorted(overfull if EVERY_GPU in old.gpus else overfull & old.gpus.keys())
-        if new.address is not None and do_share_port(new, old):
-            what = f"port {new.address[1]}"
-        elif shared and EVERY_GPU in {*new.gpus, *old.gpus}:
-            return "without gpu_ids each may use every GPU"
-        elif shared:
-            what = f"GPU {', '.join(map(str, shared))}"
-        else:
-            continue
-        return f"both need {what}" if other_id == worker_id else f"worker {other_id} still has {what}"
-    return ""
 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:

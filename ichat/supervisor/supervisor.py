@@ -18,6 +18,7 @@ from ichat.fleet.fleet import Fleet
 from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
+from ichat.fleet.worker_record import HEALTHY
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
 from ichat.listeners import Listeners
@@ -290,7 +291,7 @@ class Supervisor:
         """End the old worker once the new worker is ready, or will be loaded on demand, unless a reload keeps it."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while self._replaced.get(old.id) is new and not (new.is_leaving or old.is_leaving):
-            if new.is_wanted and self._table.state(new.record) != "ready":
+            if new.is_wanted and self._table.state(new.record) not in HEALTHY:
                 await self._table.changed.wait()
             else:
                 self._remove_soon(old, self._context.config.timeouts.drain_s)

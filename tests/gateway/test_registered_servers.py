@@ -21,6 +21,7 @@ from ichat.roles import gateway
 KEY = "sk-of-the-other-server"
 TOKEN = "one-token-for-all-workers"
 KEYED = {b"authorization": b"Bearer " + KEY.encode()}
+MANAGED = '[[managed_workers]]\nmodel_name = "a/b"\nmodel_path = "/m"\n'
 SERVER = '[[registered_servers]]\nmodel_name = "m"\n'
 
 
@@ -265,6 +266,12 @@ def parsed(text):
     return configuration.parse(text, "test.toml")
 
 
+def test_a_server_has_any_id_that_no_managed_worker_gets():
+    """Managed workers' ids end with a number after the model's name."""
+    for worker_id in ("a-b", "a-b-x", "a-b-c-0", "a-0"):
+        parsed(f'{MANAGED}{SERVER}api_base = "http://a"\nworker_id = "{worker_id}"\n')
+
+
 def test_ids_are_made_and_taken():
     """Each has an id: its own, or one that is made from the model's name and no managed worker has."""
     base = 'api_base = "http://a"\n'
@@ -279,6 +286,10 @@ def test_ids_are_made_and_taken():
         (SERVER + 'api_base = "http://a"\nworker_id = "a b"\n', "registered_servers[0].worker_id: must be 1 to 128"),
         (SERVER + 'api_base = "http://a"\nca_certificates = "x"\n', "ca_certificates: is for https"),
         (2 * (SERVER + 'api_base = "http://a"\nworker_id = "a"\n'), "registered_servers[1].worker_id: 'a' is taken"),
+        (
+            MANAGED + SERVER + 'api_base = "http://a"\nworker_id = "a-b-0"\n',
+            "registered_servers[0].worker_id: 'a-b-0' may be the id of a managed worker of 'a/b'",
+        ),
         (
             SERVER + 'api_base = "http://a"\n[[external_routes]]\nmodel_name = "m"\napi_base = "http://b"\n',
             "registered_servers[0].model_name: 'm' is also an external route",

@@ -324,55 +324,66 @@ def test_the_bound_has_a_name():
     assert attrs.fields_dict(type(Config().timeouts))["unread_s"].default == 10
 
 
-# Many of them, against a gateway of its own.
+# Many of them, against a gateway of their own, and beside it one without any.
 
 READERS = 2000
 SAMPLES = 300
-SLACK_S = 0.005
-"""What a machine may add by itself to the slowest in a hundred."""
+MANY_TIMES = 3
+SLACK_S = 0.01
+"""The load of the machine hits both gateways, of which the requests alternate, but not each alike."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("addresses", [1, 500])
 async def test_thousands_of_stalled_readers_slow_no_other_client(serve, connect, tmp_path, addresses):
-    """2000 readers that do not read, from one address or from 500: the slowest answers in a hundred are as before."""
+    """2000 readers that do not read, from one address or from 500: answers are as fast as those of another gateway."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * READERS), hard))
     _, upstream = await serve(hello)
-    text = f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/state"\nwatch_config = false\n'
-    text += (
-        f'[logs]\naccess_log = ""\n[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{upstream}/v1"\n'
-    )
     try:
-        with running_gateway(tmp_path, text + ALL_KEYS) as (_, port), contextlib.ExitStack() as readers:
-            await measured(connect, port)  # what is slow only once
-            before = await measured(connect, port)
+        with contextlib.ExitStack() as stack:
+            ports = []
+            for name in ("without", "with"):
+                (tmp_path / name).mkdir()
+                _, port = stack.enter_context(running_gateway(tmp_path / name, text_of(tmp_path / name, upstream)))
+                ports.append(port)
+            await measured(connect, ports)  # what is slow only once
             for number in range(READERS):
-                sock = readers.enter_context(trio.socket.socket())
+                sock = stack.enter_context(trio.socket.socket())
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, TINY_BYTES)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
                 place = number % addresses
                 await sock.bind((f"127.0.{1 + place // 250}.{1 + place % 250}", 0))
-                await sock.connect(("127.0.0.1", port))
+                await sock.connect(("127.0.0.1", ports[1]))
                 await sock.send(asking((FILE, b"/console/vendor/purify.es.mjs")[number % 2]) * ASKED)
-            after = await measured(connect, port)
-        print("\nmilliseconds, the slowest in a hundred, without and with readers:")
-        for what in before:
-            print(f"  {before[what] * 1000:6.2f} {after[what] * 1000:6.2f}  {what}")
-        assert not [what for what in before if after[what] > max(2 * before[what], before[what] + SLACK_S)]
+            took = await measured(connect, ports)
+        print("\nmilliseconds, the slowest in ten, without and with readers:")
+        for what, (without, beside) in took.items():
+            print(f"  {without * 1000:6.2f} {beside * 1000:6.2f}  {what}")
+        assert not [what for what, (without, beside) in took.items() if beside > MANY_TIMES * without + SLACK_S]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def measured(connect, port):
-    """Return how long the slowest in a hundred answers of each kind take, in seconds. All must be 200."""
-    took = {request.partition(b" HTTP")[0].decode(): [] for request, _ in EVERYTHING}
-    clients = [await connect(port) for _ in EVERYTHING]
+def text_of(directory, upstream):
+    """Return the configuration of a gateway of its own."""
+    return (
+        f'[server_settings]\nport = 0\nstate_directory = "{directory}/state"\nwatch_config = false\n'
+        f'[logs]\naccess_log = ""\n[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{upstream}/v1"\n'
+        + ALL_KEYS
+    )
+
+
+async def measured(connect, ports):
+    """Return how long the slowest in ten answers of each kind take at each port, in seconds. All must be 200."""
+    took = {request.partition(b" HTTP")[0].decode(): [[] for _ in ports] for request, _ in EVERYTHING}
+    clients = [[await connect(port) for port in ports] for _ in EVERYTHING]
     for _ in range(SAMPLES):
-        for (request, method), client in zip(EVERYTHING, clients, strict=True):
-            since = time.perf_counter()
-            await client.send(request)
-            status, _, body = await client.response(method)
-            took[request.partition(b" HTTP")[0].decode()].append(time.perf_counter() - since)
-            assert status == 200, body
-    return {what: percentile(times, 0.99) for what, times in took.items()}
+        for (request, method), pair in zip(EVERYTHING, clients, strict=True):
+            for client, times in zip(pair, took[request.partition(b" HTTP")[0].decode()], strict=True):
+                since = time.perf_counter()
+                await client.send(request)
+                status, _, body = await client.response(method)
+                times.append(time.perf_counter() - since)
+                assert status == 200, body
+    return {what: [percentile(times, 0.9) for times in both] for what, both in took.items()}

@@ -92,7 +92,7 @@ class Process:
                 self.end(self.exit_code)
                 return
             while not self.told.is_set():
-                self.beat("ready")
+                self.beat("following" if self.worker_id in self._world.followers else "ready")
                 await self._rest(BEAT_S)
             self.beat("draining")
             await trio.sleep(self.stop_s)
@@ -107,7 +107,8 @@ class Process:
 
     def beat(self, state):
         self.state = state
-        if self._world.gateway.is_there:
+        record = self._world.gateway.fleet.table.get(self.worker_id)
+        if self._world.gateway.is_there and record is not None and record.managed:  # others are refused
             beat = Heartbeat(self.worker_id, self.spec.model_name, "127.0.0.1", 9, state=state, start_id=str(self.pid),
                              pid=self.pid, heartbeat_interval=BEAT_S)  # fmt: skip
             self._world.gateway.fleet.registry.record_heartbeat(beat)
@@ -251,6 +252,8 @@ class World:
         """Whether code below the supervisor raises what it must not."""
         self.load_s, self.stop_s = {}, {}
         """How long the processes of these workers take to load and to end; those of others do as chance has it."""
+        self.followers = set()
+        """The workers that follow the leader of their group, once they are loaded."""
         self.config = config or self.any_config()
         self.gateway = self.nursery = None
 
@@ -284,7 +287,7 @@ class World:
         chance, version = self.chance, self.chance.randrange(4)
         more = {"load": "on_demand"} if chance.random() < 0.1 else {}
         more |= {"max_in_flight": chance.randrange(1, 3)} if chance.random() < 0.2 else {}
-        # PORT
+        more |= {"port": port} if port and chance.random() < 0.3 else {}
         return spec_of(model, version, on_gateway_exit="keep" if version % 2 else "stop", **more)
 
     def any_config(self):
@@ -505,7 +508,9 @@ def config_of(specs, python="/p1"):
 
 
 def live(seed, monkeypatch):
-    """Live the life of this number: its events are the same each time, and nearly always their order. Raises."""
+    """Live the life of this number: its events and their order are the same each time. Raises."""
+    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
+    monkeypatch.setattr("trio._core._run._r", random.Random(seed))
     world = World(seed)
     world.patch(monkeypatch)
     try:

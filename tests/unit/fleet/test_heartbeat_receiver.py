@@ -195,6 +195,20 @@ async def test_a_heartbeat_from_elsewhere_changes_no_worker(site, sent):
     assert await site.send(sent, worker_id="n") == (403, "forbidden")
 
 
+@pytest.mark.parametrize("sent", [WHOLE, OLD])
+async def test_a_late_heartbeat_of_a_removed_worker_makes_no_worker(site, sent):
+    """The gateway's own workers may send before their records are there, too: they send again soon."""
+    by_socket = Caller("worker", "", is_local=False, is_managed_worker=True)
+    refused = (404, "not_found")
+    assert await site.send(sent, by_socket) == refused
+    record = site.fleet.managed.expect("w", ["m"])
+    assert (await site.send(sent, by_socket))["status"] == "ok"
+    site.fleet.table.remove(record)
+    assert await site.send(sent, by_socket) == refused
+    assert await site.send(sent, by_socket, state="gone") == refused
+    assert not len(site.fleet.table)
+
+
 async def test_a_name_is_looked_up_once_a_minute(autojump_clock, monkeypatch):
     """It is looked up again after that, and for another sender; where it leads elsewhere it is refused."""
     site, found, asked = Site(), [HERE], []

@@ -264,6 +264,25 @@ class Deadline:
         self.expired_at = trio.current_time()
 
 
+async def test_a_bug_at_a_deadline_ends_no_other(nursery, autojump_clock, caplog):
+    """It is called once; later deadlines are noticed."""
+    hub, calls = Hub(), []
+
+    class Bad(Deadline):
+        def expire(self):
+            calls.append(self)
+            raise RuntimeError("a bug")
+
+    nursery.start_soon(hub.run_forever)
+    bad, good = Bad(trio.current_time() + 1), Deadline(trio.current_time() + 3)
+    hub.time(bad)
+    hub.time(good)
+    await trio.sleep(5)
+    assert calls == [bad]
+    assert good.expired_at is not None
+    assert "a bug at the deadline" in caplog.text
+
+
 async def test_deadlines_are_noticed_and_cost_nothing_where_there_are_none(nursery, autojump_clock):
     """What has passed its deadline is told so once, not much later; without deadlines the hub sleeps for ever."""
     hub = Hub()

@@ -170,7 +170,7 @@ def test_another_worker_may_be_in_the_way_of_a_restart():
     first, second = plan(old, [spec(gpu_ids=[1]), spec("b", gpu_ids=[2])])
     assert (first.gap, second.gap) == (
         "with a gap: worker w1 still has GPU 1",
-        "without a gap: the new process starts beside it",
+        "with a gap: worker w0 needs GPU 1",
     )
     [change] = changes_of_workers([Running("w0", old[0], False, False, is_down=True)], [spec(gpu_ids=[3])], {}, {})
     assert (change.action, change.gap) == ("restart", "")
@@ -259,13 +259,40 @@ def test_the_variable_of_an_engine_says_which_gpus_a_worker_has():
         assert change.new_first is is_first
 
 
-def test_two_that_change_places_cannot_both_come_first():
-    """What another restarted worker still has is not free; what a failed one had is."""
+def test_a_process_does_not_stay_where_another_starts():
+    """Whether the other has a new place, has failed before, or is new."""
     old, new = [spec("a", gpu_ids=[0]), spec("b", gpu_ids=[1])], [spec("a", gpu_ids=[1]), spec("b", gpu_ids=[0])]
     assert [change.new_first for change in plan(old, new)] == [False, False]
-    assert [change.new_first for change in plan(old, new, failed=[1])] == [True, False]
+    assert [change.new_first for change in plan(old, new, failed=[1])] == [False, False]
     new = [spec("a", gpu_ids=[2]), spec("b", gpu_ids=[0])]
-    assert [change.new_first for change in plan(old, new)] == [True, False]
+    assert [change.new_first for change in plan(old, new)] == [False, False]
+    assert [change.new_first for change in plan(old, [new[0], spec("b", gpu_ids=[3])])] == [True, True]
+    change, start = plan(old[:1], new)
+    assert (change.gap, start.action) == ("with a gap: a new worker needs GPU 0", "start")
+    change, start = plan([spec(port=5, gpu_ids=[])], [spec(port=6, gpu_ids=[]), spec("b", port=5, gpu_ids=[])])
+    assert (change.gap, start.action) == ("with a gap: a new worker needs port 5", "start")
+    cold = Running("w1", spec("b", load="on_demand", gpu_ids=[1]), False, False, is_cold=True)
+    change, _ = changes_of_workers([*runs(old[:1]), cold], new, {}, {})
+    assert change.gap == "with a gap: worker w1 needs GPU 0"
+
+
+def test_the_needs_of_all_new_processes_count_together():
+    """Each new process alone would have room beside both old processes; both together have not."""
+    old = [spec("a", **part_of(0, 0.3)), spec("b", **part_of(0, 0.3))]
+    new = [spec("a", **part_of(0, 0.31)), spec("b", **part_of(0, 0.31))]
+    assert [change.new_first for change in plan(old, new)] == [False, False]
+    assert [change.new_first for change in plan(old, [new[0], old[1]])] == [True, False]
+
+
+def test_a_worker_that_waits_for_its_successor_is_stopped_if_another_needs_its_place():
+    """Else it serves until its successor is ready."""
+    old, successor = spec(gpu_ids=[0]), spec(gpu_ids=[1])
+    running = [Running("w0", old, False, False, replaced_by="w1"), Running("w1", successor, False, False)]
+    other = spec("b", gpu_ids=[2])
+    assert actions(changes_of_workers(running, [successor, other], {}, {})) == [("keep", "w1"), ("start", "")]
+    changes = changes_of_workers(running, [successor, spec("b", gpu_ids=[0])], {}, {})
+    assert actions(changes) == [("stop", "w0"), ("keep", "w1"), ("start", "")]
+    assert changes[0].why == "a new worker needs GPU 0"
 
 
 def test_reasons_name_what_changed_and_hide_what_is_secret():

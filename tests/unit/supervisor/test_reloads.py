@@ -64,6 +64,25 @@ async def test_a_new_worker_may_have_the_id_of_a_new_worker_before_it(autojump_c
     assert world.states() == {"a-2": "ready"}
 
 
+async def test_a_port_moves_to_another_worker(autojump_clock, begin):
+    """Its new worker is never refused: the worker that had the port does not keep it until its successor is ready."""
+    world = await begin(spec_of("a", port=7000), spec_of("b", port=7001))
+    world.load_s = dict.fromkeys(["a-0", "a-1", "b-0", "b-1"], 30)
+    world.reload(config_of([spec_of("a", port=7002), spec_of("b", port=7000), spec_of("c", port=7001)]))
+    await world.until(lambda states: "failed" in states.values() or set(states.values()) == {"ready"})
+    assert "failed" not in world.states().values()
+    await world.rest()
+
+
+async def test_a_follower_replaces_a_follower(autojump_clock, begin):
+    """It is never ready for requests itself: it follows the leader of its group."""
+    world = await begin(spec_of("a"))
+    world.followers = {"a-0", "a-1"}
+    await world.until(lambda states: states == {"a-0": "following"})
+    world.reload(config_of([spec_of("a", 1)]))
+    await world.until(lambda states: states == {"a-1": "following"})
+
+
 def test_any_life_ends_well(monkeypatch):
     """After any reloads, crashes, launches and ends of the gateway, the wanted workers run, each with one record."""
     for seed in range(LIVES):
