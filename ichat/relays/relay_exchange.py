@@ -34,7 +34,6 @@ from ichat.relays.values import (
     COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
-    HURRIES,
     MAY_STEER,
     STREAM,
     SUSPECT,
@@ -294,7 +293,7 @@ class RelayExchange:
             received.chunks, progress.usage, leg.error, sent.key, sent.step.model, is_stream=leg.is_stream,
             tells_cached=usage is not None and usage.tells_cached, body_at=clock.ns_of_event(received.first_at),
             has_lost_usage=outcome.kind == "answered" and _lacks_usage(leg),
-        ), may_wait=not sent.bits & HURRIES)  # fmt: skip
+        ))  # fmt: skip
 
     async def _leg_to(self, endpoint: EndpointFacts, sent: SentStep, sink: ClientSink) -> Leg:
         """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
