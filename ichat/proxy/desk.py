@@ -12,7 +12,7 @@ from ichat.fleet.waiting import wait_lease
 from ichat.http.pool import Upstream
 from ichat.observability.request_record import UsedTokens
 from ichat.observability.tracing import Trace
-from ichat.protocol.messages import PROOF_HEADER, WORKER_HEADER
+from ichat.protocol.messages import WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.proxy.attempt_lessons import correct, learn_failure, note_lost_usage, record_failure
 from ichat.proxy.context import GatewayContext
@@ -60,7 +60,7 @@ class Desk:
 
     __slots__ = (
         "_asker", "_context", "_failed", "_load_waited_s", "_only", "_routing", "_session", "alias", "caller",
-        "endpoint", "grant", "is_background", "is_copied", "is_counted", "is_open", "is_waiting", "lease", "load_bound",
+        "endpoint", "grant", "is_background", "is_copied", "is_counted", "is_waiting", "lease", "load_bound",
         "model", "prefix", "prompt_bytes", "queued_s", "route", "started_at", "ticket", "trace", "worker",
     )  # fmt: skip
 
@@ -92,8 +92,6 @@ class Desk:
         """The beginning of its prompt, if its route may depend on that."""
         self.worker = ""
         """The id of the endpoint that was found last."""
-        self.is_open = True
-        """Whether it counts as in flight for the limits, if it was let in."""
         self.endpoint = _NOWHERE
         """The endpoint that was found last, as the side with the bytes sees it."""
         self.lease: Lease | None = None
@@ -167,7 +165,6 @@ class Desk:
         """End the request's reservation within the limits, and count the tokens that it has used."""
         if self.lease is not None:
             self.lease.release()
-        self.is_open = False
         self.grant.close(tokens, self._context.pool.hub.update_clock())
 
     async def wait(self, step: Wait) -> Step:
@@ -193,7 +190,7 @@ class Desk:
             self.trace.headers = ()
 
     def end_answered(self, status: int, used: UsedTokens | None, *, tells_cached: bool, is_usage_lost: bool) -> Step:
-        """Learn from a whole response of this status, free the place, count the tokens, and return the end.
+        """Learn from a whole response of this status, free the place, and return the end.
 
         `used` are the tokens that the request used, as the response says, or an estimate. `tells_cached` means that it
         says how many of them were in a cache, and `is_usage_lost` that a worker's report of them did not arrive.
@@ -214,8 +211,6 @@ class Desk:
         lease.release()
         if self.ticket and not is_good:
             self._context.late_usage.forget(self.ticket)
-        self.is_open = False
-        self.grant.close(0 if used is None else used.input + used.output, self._context.pool.hub.update_clock())
         return _DONE
 
     def end_attempt(self, step: AttemptStep, outcome: Outcome) -> Step:
@@ -258,6 +253,7 @@ class Desk:
                 lease.endpoint, grant.key_name, step.model, is_limited=grant.bounds_tokens
             )
         except ApiError as error:
+            self.lease = None
             lease.release()
             return self._go_on(Outcome("unfit", step.endpoint, Failure.of(error)))
         return step
@@ -330,10 +326,10 @@ class Desk:
         context, endpoint, prefix, trace = self._context, lease.endpoint, self.prefix, self.trace
         self.lease, self.endpoint = lease, endpoint.facts
         worker = self.worker = endpoint.id.decode()
-        settings, proof = context.settings, context.auth.proof
-        request_head = () if trace is None else tuple(trace.headers)
-        if proof and endpoint.facts.wants_proof:
-            request_head = (*request_head, (PROOF_HEADER, proof))
+        settings = context.settings
+        request_head = endpoint.facts.proof_headers(context.auth.proof)
+        if trace is not None:
+            request_head = (*trace.headers, *request_head)
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
         response_head: HeaderPairs = ()

@@ -107,12 +107,11 @@ class Exchange:
 
     def _close(self) -> None:
         """End the request's reservation within the limits, and count the tokens that it has used."""
-        progress, desk = self.progress, self.desk
-        if desk.is_open:
-            if progress.usage is None:
-                progress.count_tokens(desk.ticket)
-            used = progress.usage
-            desk.close(0 if used is None else used.input + used.output)
+        progress = self.progress
+        if progress.usage is None:
+            progress.count_tokens(self.desk.ticket)
+        used = progress.usage
+        self.desk.close(0 if used is None else used.input + used.output)
 
     # The loop.
 

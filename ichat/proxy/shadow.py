@@ -20,7 +20,6 @@ from ichat.http.request import Request
 from ichat.http.request_body import RequestBody
 from ichat.observability.counts import ShadowCounts
 from ichat.observability.request_record import ROUTES
-from ichat.protocol.messages import PROOF_HEADER
 from ichat.proxy.leg import Leg, Nowhere
 from ichat.proxy.steps import AttemptStep
 from ichat.proxy.token_usage import TokenUsage
@@ -183,7 +182,7 @@ class Shadows:
         first_byte_s, stall_s = timeouts or (usual.first_byte_s, usual.stream_stall_s)
         body = await copy.body.edited({"model": copy.body.text(copy.model)})
         body, _ = await prepare_body(request, body, endpoint, is_suspect=copy.is_suspect)
-        added = ((PROOF_HEADER, copy.proof),) if copy.proof and endpoint.wants_proof else ()
+        added = endpoint.proof_headers(copy.proof)
         pieces = build_upstream_request(
             request, body.data, endpoint, grant=copy.grant, added=added, reads_response=True
         )

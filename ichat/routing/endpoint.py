@@ -52,10 +52,12 @@ class EndpointFacts(NamedTuple):
     reports_usage: bool = False
     """Whether its worker reports how many tokens each request used."""
 
-    @property
-    def wants_proof(self) -> bool:
-        """Whether its worker asks for the proof that its gateway sends a request: on a unix socket it needs none."""
-        return self.access is None and bool(self.upstream.port)
+    def proof_headers(self, proof: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header by which a worker knows that its gateway sends a request; none on a unix socket.
+
+        `proof` is empty if workers have no token.
+        """
+        return ((PROOF_HEADER, proof),) if proof and self.access is None and self.upstream.port else ()
 
 
 class CacheHolder:
@@ -182,7 +184,7 @@ class Endpoint:
         """
         if self.access is not None:
             return self.access.headers_for(headers)
-        return [*headers, (PROOF_HEADER, proof)] if proof and self.facts.wants_proof else headers
+        return [*headers, *self.facts.proof_headers(proof)]
 
     def target_at_root(self, path: str) -> str:
         """Return the target of a path that stands beside `/v1`, such as /health."""

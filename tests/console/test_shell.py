@@ -262,6 +262,14 @@ def test_a_file_that_was_not_loaded_is_loaded_again(site, page, context, file):
     assert lost
 
 
+def test_a_file_that_never_loads_is_named_in_the_end(site, page, context):
+    """Something blocks it: the page ends its attempts, and says which file it is."""
+    context.watched.allowed.append("net::ERR_FAILED")
+    page.route("**/pages/models.js", lambda route: route.abort())
+    page.goto(site.url)
+    expect(page.locator("#app")).to_contain_text("app.js, or a file that it needs, cannot be loaded")
+
+
 def test_the_policy_lets_no_other_script_in(site, page, context):
     """An inline script, markup from text, and a request to elsewhere are stopped by the browser itself."""
     context.watched.allowed += ["Content Security Policy", "TrustedHTML", "TrustedScript", "This document requires"]
