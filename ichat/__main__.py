@@ -75,6 +75,8 @@ def _run(argv: list[str]) -> int:
         return 0
     if command in ROLES:
         return ROLES[command].run(argv[1:])
+    if command == "relay":
+        return _relay(argv[1:])
     from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS or command in terminal.ALIASES:
@@ -206,6 +208,35 @@ def _ignore(*_: object) -> None:
     """Do nothing at a signal; unlike SIG_IGN, no child inherits that."""
 
 
+def _relay(argv: list[str]) -> int:
+    """Run a process that moves bytes for a gateway, which starts it: standard input is a socket to the gateway."""
+    import gc
+    import signal
+    import socket
+
+    gc.set_threshold(GARBAGE_OBJECTS, GARBAGE_ROUNDS)
+    signal.signal(signal.SIGHUP, _ignore)
+    from ichat.config.command_line import CommandLineParser
+
+    usage = CommandLineParser(prog="ichat.pyz relay", description="Move bytes for a gateway, which starts this itself.")
+    for flag in ("--state", "--number", "--log-format", "--log-level"):
+        usage.add_argument(flag, required=True)
+    options = usage.parse_args(argv)
+    try:
+        descriptors = socket.socket(fileno=os.dup(0))
+    except OSError as error:
+        raise Exit(EXIT_USAGE, "ichat.pyz relay: only a gateway starts this (server_settings.relays).") from error
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    import trio
+
+    from ichat.relays import relay_process
+
+    _prepare(options.log_level, sys.stderr, options.log_format, f"relay {options.number}: ")
+    trio.run(relay_process.run, descriptors, options.state)
+    return 0
+
+
 def _worker(argv: list[str]) -> int:
     """Run a worker. It ends by `os._exit`, since an engine's clean-up at the interpreter's end needs seconds."""
     import gc
@@ -284,7 +315,8 @@ def _engine_first() -> None:
             )
 
 
-def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str) -> None:
+def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str, prefix: str = "") -> None:
+    """Write the log to a stream from now on. Each message begins with the prefix."""
     import logging
     import resource
 
@@ -292,6 +324,8 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str) -> None:
 
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter_of(form, sys.stderr.fileno()))
+    if prefix:
+        handler.addFilter(lambda record: setattr(record, "msg", prefix + str(record.msg)) is None)
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
     ours.addHandler(handler)

@@ -304,6 +304,11 @@ def upstream_timeout(name: str, wait_s: float) -> ApiError:
     return ApiError(504, "upstream_timeout", f"{name} sent nothing for {wait_s:g} s.")
 
 
+def owner_away() -> ApiError:
+    """Return the error for a request that no process of the gateway can decide on now."""
+    return ApiError(503, "owner_away", "The gateway is starting again: send the request again.", retry_after_s=1)
+
+
 def engine_failed(why: str) -> ApiError:
     """500: the engine failed with this request."""
     return ApiError(500, "engine_failed", f"The engine failed: {why}.")

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import tempfile
 
+import attrs
 import hypothesis
 import pytest
 import trio
@@ -32,6 +33,26 @@ hypothesis.settings.load_profile("ichat")
 
 MARKERS = {"console": pytest.mark.browser, "engine": pytest.mark.engine, "soak": pytest.mark.slow}
 """What the folder of a test says of it."""
+
+
+def pytest_addoption(parser):
+    """Let all gateways in the process of the tests have relays."""
+    parser.addoption("--relays", type=int, default=0, help="how many relays gateways in the tests' process have")
+
+
+@pytest.fixture(autouse=True)
+def _with_relays(request, monkeypatch):
+    """Have gateways in this process start relays, if that is wanted."""
+    if count := request.config.getoption("relays"):
+        if not {"autojump_clock", "mock_clock"}.isdisjoint(request.fixturenames):
+            pytest.skip("relays are processes of their own, with the system's clock")
+        run = gateway.run
+
+        async def run_with_relays(config, file=None, **more):
+            settings = attrs.evolve(config.server_settings, relays=count)
+            await run(attrs.evolve(config, server_settings=settings), file, **more)
+
+        monkeypatch.setattr(gateway, "run", run_with_relays)
 
 
 def pytest_collection_modifyitems(items):

@@ -19,6 +19,7 @@ from support import measures
 from ichat.__main__ import NEEDED
 from ichat.config.schema import Config
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.relays.values import Frame
 from ichat.supervisor.managed_worker import ManagedWorker
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -40,7 +41,7 @@ LAYERS = [
     ["fleet", "engines"],
     ["observability", "preflight"],
     ["proxy", "supervisor"],
-    ["cli"],
+    ["relays", "cli"],
     ["admin", "doctor"],
     ["roles"],
     ["__main__"],
@@ -58,6 +59,8 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/__main__.py",
     "ichat/observability/logs/worker_log.py",
     "ichat/proxy/shadow.py",
+    "ichat/relays/timers.py",
+    "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
     "ichat/supervisor/managed_worker.py",
     "ichat/supervisor/supervisor.py",
@@ -292,6 +295,46 @@ def test_the_data_plane_knows_the_fleet_by_a_view(source):
         assert not {f"ichat.fleet.{one}" for one in parts} & set(imports_of(tree_of(source)))
 
 
+FRAMES = {kind.__name__ for kind in Frame.__args__}
+
+
+def raw_times_in(node, *, is_in_frame=False):
+    """Yield the reads of Trio's clock that are arguments of a frame, and are not converted by `ns_of`."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name == "ns_of":
+            return
+        is_in_frame = is_in_frame or name in FRAMES
+    is_clock = isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node).endswith(("current_time", ".now"))
+    if is_in_frame and is_clock:
+        yield ast.unparse(node)
+    for inner in ast.iter_child_nodes(node):
+        yield from raw_times_in(inner, is_in_frame=is_in_frame)
+
+
+PROCESSES_OF_RELAYS = {
+    "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
+    "frame_desk", "relay_process", "relay_exchange",
+}  # fmt: skip
+"""The modules of `relays/` that run; all others are pure."""
+
+
+@every_source
+def test_frames_have_no_time_of_trio(source):
+    """Trio's clock begins at another number in each process; `TrioClock.ns_of` converts it."""
+    assert list(raw_times_in(tree_of(source))) == []
+    if room_of(source) == "relays" and source.stem not in PROCESSES_OF_RELAYS:
+        assert "trio" not in set(imports_of(tree_of(source)))
+
+
+def test_raw_times_in_frames_are_found():
+    """The rule sees through nested calls and knows the conversion."""
+    raw = "relay.send(SentOutcome(1, 2, 3, outcome, ended_at=int(trio.current_time() * 1e9)))"
+    assert list(raw_times_in(ast.parse(raw))) == ["trio.current_time"]
+    assert list(raw_times_in(ast.parse("SentAsk(1, hub.now, 'id', 'm', b'/')"))) == ["hub.now"]
+    assert list(raw_times_in(ast.parse("SentAsk(1, clock.ns_of(trio.current_time()), 'id', 'm', b'/')"))) == []
+
+
 def writes_of(tree):
     """Yield each assignment to an attribute as the object and the attribute's name."""
     for node in ast.walk(tree):
@@ -331,7 +374,7 @@ WRITERS = {
     "weights": ("fleet.weights",),
     "life": ("supervisor.worker_life",),
     "watched": ("supervisor.watched_worker",),
-    "progress": ("supervisor.run_progress", "proxy.exchange"),
+    "progress": ("supervisor.run_progress", "proxy.exchange", "relays.relay_exchange"),
     **dict.fromkeys(("exchange", "desk", "asker", "leg", "keepalive"), ()),
     "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(

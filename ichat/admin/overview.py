@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import trio
@@ -16,6 +16,7 @@ from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.relays.relay_at_owner import RelayView
 
 
 @attrs.frozen
@@ -32,11 +33,13 @@ class Overview:
     gateway_id: str
     started_at: float
     """In seconds since 1970."""
+    relays: Callable[[], Sequence[RelayView]] = list
+    """Returns the processes that have the clients' connections."""
 
     def gateway(self) -> views.GatewayView:
         """Return the gateway's process."""
         uptime_s = round(time.time() - self.started_at, 3)
-        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s)
+        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s, self.relays())
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""

@@ -5,7 +5,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal, NoReturn, Protocol
 
 import attrs
@@ -85,14 +85,17 @@ class Reloader:
         supervisor: Supervisor,
         check: Callable[[Config], ApplyConfig],
         *,
+        prepare: Callable[[Config], Awaitable[None]] | None = None,
         watch_s: float = WATCH_S,
         retry_s: float = RETRY_S,
     ) -> None:
         """`file` is None for a configuration that is from no file.
 
         `check` makes everything that a configuration needs, raises Exit if that is impossible, and returns the function
-        that puts it in force.
+        that puts it in force. `prepare` has other processes prepare it, and raises Exit if one of them cannot; the
+        function that puts it in force follows then.
         """
+        self._prepare = prepare
         self._in_force = in_force
         self._file = file
         self._path = file.path if file else None
@@ -168,6 +171,8 @@ class Reloader:
             try:
                 new = await trio.to_thread.run_sync(self._file.load)
                 apply = await trio.to_thread.run_sync(self._check, new)
+                if self._prepare is not None and not dry_run:
+                    await self._prepare(new)
             except Exit as exit_:
                 self._judged = seen
                 self._note("refused", mistakes_in(str(exit_)))

@@ -12,6 +12,7 @@ from ichat.fleet.worker_record import State
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
 from ichat.protocol.messages import Count
+from ichat.relays.relay_at_owner import RelayView
 from ichat.supervisor.engine_flags import InstalledEngine
 from ichat.supervisor.reload_plan import ReloadStep
 
@@ -134,6 +135,8 @@ class GatewayView:
     pid: Count
     uptime_s: float
     """Seconds since the gateway's start."""
+    relays: Sequence[RelayView] = ()
+    """The processes that have the clients' connections; none: this process has them."""
 
 
 @frozen

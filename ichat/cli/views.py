@@ -127,6 +127,12 @@ def show_troubles(screen: Screen, troubles: Sequence[str]) -> None:
         screen.line("")
 
 
+def _relay(relay: Json) -> str:
+    """Return a process that moves bytes, in words."""
+    number, pid, state = relay.get("number"), relay.get("pid"), relay.get("state")
+    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections"
+
+
 def show_status(screen: Screen, status: Json) -> None:
     """Show the gateway, the free resources of its machine, its workers by state, and the load of its models."""
     gateway, resources = object_of(status.get("gateway")), object_of(status.get("resources"))
@@ -137,6 +143,7 @@ def show_status(screen: Screen, status: Json) -> None:
         ("version", gateway.get("version")),
         ("process", gateway.get("pid")),
         ("up", duration(gateway.get("uptime_s"))),
+        ("relays", ", ".join(map(_relay, objects_of(gateway.get("relays")))) or None),
         ("cpu", f"{percent(cpu.get('use'))} of {cpu.get('count', NONE)}" if cpu else None),
         ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),

@@ -27,6 +27,8 @@ _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "co
 WORKER_ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
 """The ids that workers and machines may have: no step of a path, and not like an external route's."""
 MODEL_NAME_CHARACTERS_MAX = 256
+RELAYS_MAX = 64
+"""The most processes that may move bytes for a gateway."""
 
 
 def slug_of(model_name: str) -> str:
@@ -122,6 +124,12 @@ def is_header_name(value: str) -> None:
     """Raise ValueError unless this is the name of a header, or empty."""
     if value and not _HEADER_NAME.fullmatch(value):
         raise ValueError(f"must be the name of a header, not {value!r}")
+
+
+def are_relays(value: int | str) -> None:
+    """Raise ValueError unless this is a number of relays, or "cores"."""
+    if value != "cores" and not (isinstance(value, int) and 0 <= value <= RELAYS_MAX):
+        raise ValueError(f'must be from 0 to {RELAYS_MAX}, or "cores", not {value!r}')
 
 
 def are_named_models(tables: Mapping[str, object]) -> None:

@@ -23,6 +23,7 @@ from ichat.config.schema import (
     EngineValue,
     Key,
     ManagedWorkerConfig,
+    Relays,
     Security,
     ServerSettings,
 )
@@ -128,6 +129,7 @@ def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
+    converter.register_structure_hook(Relays, _relays)
     for section in SECTIONS:
         prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
@@ -144,6 +146,12 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
     except TypeError as error:
         raise ValueError("must hold no dates or times: JSON has none, write them as strings") from error
     return cast("EngineValue", value)
+
+
+def _relays(value: Any, _: Any) -> Relays:
+    if type(value) is not int and value != "cores":
+        raise ValueError(f'must be a whole number, or "cores", not {shown(value)}')
+    return value
 
 
 def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -192,6 +200,8 @@ def _contradictions(config: Config) -> Iterable[str]:
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
+    if settings.relays and settings.port == 0:
+        yield "server_settings.relays: needs a server_settings.port that is not 0, which all relays share"
     if config.history.seconds > SAMPLES_MAX * config.history.sample_s:
         yield f"history: seconds must be at most {SAMPLES_MAX} times sample_s"
     yield from _contradictions_of_keys(config.security)

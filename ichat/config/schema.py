@@ -4,7 +4,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 from attrs import field, frozen
@@ -19,6 +19,8 @@ from ichat.config.usage import PRICE, Price, UsageSettings
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """The types of an engine argument in TOML."""
+Relays = int | Literal["cores"]
+"""A number of processes; "cores": as many as this process may use."""
 
 LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least a line of this size."""
@@ -55,6 +57,7 @@ class ServerSettings:
     state_directory: str | None = checked(checks.is_path, None, reload="later")
     watch_config: bool = True
     console: bool = True
+    relays: Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX}, reload="later")
 
 
 @frozen

@@ -37,7 +37,6 @@ from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.security.auth import Auth, Caller
 from ichat.security.lookups import HOST_CHECK_S, HostLookups
 
-HEARTBEAT_PATHS = frozenset((b"/v1/workers/heartbeat", b"/register"))
 HEARTBEAT_BYTES_MAX = 768 * 1024
 """The largest body of a heartbeat that arrives over the gateway's port."""
 LARGE_BYTES = 64 * 1024

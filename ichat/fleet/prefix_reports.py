@@ -17,7 +17,6 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.security.auth import Caller
 
-PREFIXES_PATH = b"/v1/workers/prefixes"
 REPORT_BYTES_MAX = 2 * REPORTED_MAX * 20 + 4096
 """The largest body of a report: each digest stands between quotes, with a comma and a space."""
 AT_ONCE = 512

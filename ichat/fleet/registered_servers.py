@@ -78,7 +78,7 @@ def read_access(given: ExternalRoute | RegisteredServer, where: str, name: str) 
     else:
         prefix = prefix.removesuffix("/v1") + "/v1"
     tls = client_context(given.ca_certificates) if url.scheme == "https" else None
-    upstream = Upstream(name, url.hostname or "", url.port or (443 if tls else 80), tls)
+    upstream = Upstream(name, url.hostname or "", url.port or (443 if tls else 80), tls, given.ca_certificates)
     return Access(prefix.encode(), headers), upstream
 
 

@@ -5,12 +5,11 @@ Requests are read strictly, as a protection against smuggling: an accepted reque
 request in every phase.
 """
 
-import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 import trio
@@ -19,24 +18,20 @@ from ichat import errors
 from ichat.config.schema import Config, Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http import h11_patch
+from ichat.http.accept_turns import AcceptTurns, Peers, Shedding
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import HANG_UP, READABLE, Hub
-from ichat.http.listeners import close_all
-from ichat.http.parties import party_of
+from ichat.http.leaving import Retirement, close_bridge, end_connection, linger
+from ichat.http.parties import ConnectionCounts
 from ichat.http.request import Request
 from ichat.http.request_ids import REQUEST_ID, RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
-from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
-ACCEPT_RETRY_S = 0.1
-ACCEPT_MAX = 16
-"""Accept at most this many connections before other tasks run. Each brings a request.
-With 64, a burst of new clients delayed all streams and first bytes by 64 requests."""
-LINGER_S = 1.0
-LINGER_RECVS_MAX = 4096
+END_S = 6.0
+"""How long exchanges may last after `Retirement.overdue`: it may send each client a last event."""
 
 Caller = TypeVar("Caller")
 """The role's facts about the client that sent a request."""
@@ -46,6 +41,10 @@ Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
 
 def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None) -> None:
     """Report an error to the client only."""
+
+
+async def _admit_all(_head: RequestHead, _client: Client) -> None:
+    """Let every body be read."""
 
 
 def _no_headers(_head: RequestHead) -> Headers:
@@ -70,42 +69,68 @@ class FrontDoor(Generic[Caller]):
     refused: Refused = _ignore
     more_headers: Callable[[RequestHead], Headers] = _no_headers
     """Returns the headers that every response to a request with this head gets."""
+    admit: Callable[[RequestHead, Client], Awaitable[None]] = _admit_all
+    """Called before a body is read that has not been received yet. Raises ApiError: then it is not read."""
+    peer_of: Callable[[RequestHead, str], str] | None = None
+    """Returns the peer that a request is from, if its connection carries the requests of many."""
     is_proxy: Callable[[str], bool] = bool
     """Whether a peer brings the connections of many clients, so that it may have many."""
     draining: bool = False
-    _handshakes: int = 0
-    _by_address: dict[str, int] = attrs.field(factory=dict[str, int])
-    """How many connections each party has; see `parties.py`."""
+    retirement: Retirement | None = None
+    """Set by `retire`."""
+    ends_connection: Callable[[], bool] | None = None
+    """Returns whether the next response ends its connection; None: no response does so for the door's sake."""
+    counts: ConnectionCounts = attrs.field(factory=ConnectionCounts)
     _accepting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _drained: trio.Event = attrs.field(factory=trio.Event)
     _drain_wait: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    _one_left: Listeners[[]] = attrs.field(factory=Listeners[[]])
+    _retire_wait: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     clients: set[Client] = attrs.field(factory=set["Client"])
     ids: RequestIds = attrs.field(factory=RequestIds)
+    turns: AcceptTurns = attrs.field(init=False)
+    """How it accepts from listeners that other processes may accept from too."""
+    _shedding: Shedding = attrs.field(init=False)
+    _connections: trio.Nursery = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.turns = AcceptTurns(self.hub, self._accepted, self.counts)
+        self._shedding = Shedding(self.hub)
 
     def __repr__(self) -> str:
-        return f"<FrontDoor {len(self.clients)} connections{' draining' if self.draining else ''}>"
+        state = " draining" if self.draining else " retiring" if self.retirement is not None else ""
+        return f"<FrontDoor {len(self.clients)} connections{state}>"
 
     def reconfigure(self, config: Config) -> None:
         """Apply the bounds of another configuration from now on."""
-        self.limits, self.timeouts = config.limits, config.timeouts
+        self.use_settings(config.limits, config.timeouts)
+
+    def use_settings(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Apply these bounds from now on."""
+        self.limits = limits
+        self.timeouts = timeouts if self.retirement is None else self.retirement.bound(timeouts)
 
     def use_certificate(self, tls: ssl.SSLContext | None) -> None:
         """Encrypt new connections by this from now on; None: not at all."""
         self.tls = tls
 
+    def see_peers(self, peers: Peers, requests: int | None = None) -> None:
+        """Compare with the processes that accept from the same listeners; called about once a second.
+
+        `requests` is how many were in flight here when the mean of all was made; None: those of this moment.
+        """
+        self.turns.see(peers)
+        if requests is None:
+            requests = sum(not client.idle for client in self.clients)
+        self._shedding.see(requests, peers.requests)
+        if self.retirement is None:
+            self.ends_connection = None if self._shedding.many_since is None else self._shedding.sheds_next
+
     async def serve_forever(self, listeners: list[socket.socket]) -> None:
         """Accept and serve until cancelled, which cuts every exchange; ``drain`` first. Closes the listeners."""
         h11_patch.apply()
-        try:
-            async with trio.open_nursery() as connections:
-                with self._accepting:
-                    async with trio.open_nursery() as accepting:
-                        for listener in listeners:
-                            accepting.start_soon(self._accept_forever, listener, connections)
-                close_all(listeners)
-        finally:
-            close_all(listeners)
+        async with trio.open_nursery() as self._connections:
+            with self._accepting:
+                await self.turns.run_forever(listeners)
 
     async def drain(self) -> None:
         """Stop accepting, close idle connections, and wait for every exchange to end, up to `timeouts.drain_s`.
@@ -113,6 +138,7 @@ class FrontDoor(Generic[Caller]):
         Exempt exchanges are neither waited for nor cut; they end with `serve_forever` at the latest.
         """
         self.draining = True
+        self.turns.stop()
         self._accepting.cancel()
         for client in list(self.clients):
             if client.idle and not client.reader.is_asking():
@@ -125,15 +151,39 @@ class FrontDoor(Generic[Caller]):
             left = sum(client.blocks_drain for client in self.clients)
             log.warning("%d exchanges are cut: they did not end in time", left)
 
+    async def retire(self, retirement: Retirement) -> None:
+        """Leave new connections to other processes, end all connections in good order, and return when they have ended.
+
+        Each further request on a kept connection is answered, with `connection: close`. Exempt exchanges are waited
+        for too: the caller ends them.
+        """
+        self.retirement = retirement
+        self.turns.retire()
+        self._accepting.cancel()
+        self.ends_connection = end_connection
+        self.timeouts = retirement.bound(self.timeouts)
+        retirement.bound_idle(self.clients)
+        self._retire_wait.deadline = trio.current_time() + retirement.total_s
+        with self._retire_wait:
+            await self.counts.wait_until_none()
+        if self.counts.total:
+            log.warning("%d connections are cut: they did not end in time", len(self.clients))
+            retirement.overdue()
+            with trio.move_on_after(END_S):
+                await self.counts.wait_until_none()
+            for client in list(self.clients):
+                client.cut()
+
     async def wait_until_left(self, wait_s: float) -> None:
         """Wait for the end of exempt exchanges too, at most `wait_s`."""
         with trio.move_on_after(wait_s):
             while self.clients:
-                await self._one_left.wait()
+                await self.counts.wait_for_end()
 
     def hurry(self) -> None:
-        """Cut short a drain that is under way or will follow."""
+        """Cut short a drain or a retirement that is under way or will follow."""
         self._drain_wait.cancel()
+        self._retire_wait.cancel()
 
     def check_drained(self) -> None:
         """End the drain, if the server drains, unless it has an exchange to wait for."""
@@ -142,65 +192,37 @@ class FrontDoor(Generic[Caller]):
 
     # A connection: accepted, bounded, encrypted, served, forgotten.
 
-    async def _accept_forever(self, listener: socket.socket, connections: trio.Nursery) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(listener)
-            for _ in range(ACCEPT_MAX):
-                try:
-                    sock, address = listener.accept()
-                except BlockingIOError:
-                    break
-                except OSError as error:
-                    log.error("cannot accept: %s", error)
-                    await trio.sleep(ACCEPT_RETRY_S)
-                    break
-                self._admit(sock, address, connections)
+    def _accepted(self, sock: socket.socket, address: object) -> None:
+        try:
+            self._admit(sock, address)
+        except Exception:
+            log.exception("a bug accepting from %r; this connection is closed, all others go on", address)
+            sock.close()
 
-    def _admit(self, sock: socket.socket, address: object, connections: trio.Nursery) -> None:
+    def _admit(self, sock: socket.socket, address: object) -> None:
         sock.setblocking(False)
         peer = "unix"
         if isinstance(address, tuple):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = f"{address[0]}:{address[1]}"
-        refusal = self._refusal(peer)
+        refusal = None if self.peer_of else self.counts.refusal(peer, self.limits, self.is_proxy)
         if refusal is not None:
-            self._turn_away(Client(self, sock, peer), refusal)
+            _turn_away(self, Client(self, sock, peer), refusal)
             return
-        party = _party_in(peer)
-        self._by_address[party] = self._by_address.get(party, 0) + 1
+        self.counts.begin(peer)
         if self.tls is not None:
-            self._handshakes += 1
-            connections.start_soon(self._run_encrypted, sock, peer, self.tls)
+            self._connections.start_soon(self._run_encrypted, sock, peer, self.tls)
         else:
             client = Client(self, sock, peer)
             self.clients.add(client)
-            connections.start_soon(self._run, client)
+            self._connections.start_soon(self._run, client, peer)
 
-    def _refusal(self, peer: str) -> ApiError | None:
-        """Return the error for a connection beyond the limits; None for a connection within them."""
-        limits = self.limits
-        if len(self.clients) + self._handshakes >= limits.connections_max:
-            return errors.too_many_connections()
-        party = _party_in(peer)
-        if self._by_address.get(party, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
-            return errors.too_many_connections_of(party or peer, limits.connections_per_address_max)
-        return None
-
-    def _turn_away(self, client: Client, error: ApiError) -> None:
-        """Send the error, where that needs no handshake, without reading from the connection, and close it."""
-        request_id = self.ids.next()
-        self.refused(error, request_id, client.peer, None)
-        client.close_after_response()
-        if self.tls is None:
-            client.send_some(client.error_response(error, request_id))
-        client.close()
-
-    async def _run(self, client: Client) -> None:
+    async def _run(self, client: Client, peer: str) -> None:
         try:
-            await self._serve(client)
+            await self._serve(client, client.sock)
         finally:
             self._forget(client)
-            self._uncount(client.peer)
+            self._uncount(peer)
 
     async def _run_encrypted(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         try:
@@ -215,39 +237,35 @@ class FrontDoor(Generic[Caller]):
         except (OSError, trio.TooSlowError) as error:
             log.debug("%s: %s", peer, error)
             return
-        finally:
-            self._handshakes -= 1
         client = Client(self, bridge.plain, peer)
         self.clients.add(client)
         fd = sock.fileno()
         try:
             self.hub.watch(fd, HANG_UP, client.on_disconnect)
-            await self._cross(bridge, client)
+            await _cross(self, bridge, client, sock)
         except Exception:
             log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
             self.hub.forget(fd)
             if client.must_reset:
                 bridge.abort()
-            with trio.move_on_after(CLOSE_S, shield=True):
-                await bridge.aclose()
-            self._forget(client)
+            try:
+                await close_bridge(bridge, sock, self._parting_from(client))  # noqa: ASYNC102 it has bounds
+            finally:
+                self._forget(client)
 
-    async def _cross(self, bridge: Bridge, client: Client) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(bridge.run)
-            await self._serve(client)
-            if client.must_reset:
-                nursery.cancel_scope.cancel()
-            bridge.finish(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
-
-    async def _serve(self, client: Client) -> None:
-        """Serve a connection until it ends, and close it."""
+    async def _serve(self, client: Client, wire: socket.socket) -> None:
+        """Serve a connection until it ends, and close it. `wire` is the socket to the client, before any TLS."""
         fd = client.sock.fileno()
         try:
             self.hub.watch(fd, READABLE, client.on_events)
             with client.scope:
                 await self._serve_requests(client)
+                while self.retirement is not None and client.keep_alive and client.reader.is_asking():
+                    await self._serve_requests(client)  # a request arrived just when the connection had been idle
+            if client.sock is wire and (retirement := self._parting_from(client)) is not None:
+                self.hub.forget(fd)
+                await retirement.part(wire)
         except Exception:
             log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
@@ -255,17 +273,18 @@ class FrontDoor(Generic[Caller]):
             self.hub.untime(client.reader)
             client.close()
 
+    def _parting_from(self, client: Client) -> Retirement | None:
+        """Return how its connection ends while the door retires; None for a connection that is simply closed."""
+        return None if client.must_reset or client.has_left else self.retirement
+
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
         del client.reader  # it refers to the client, and the garbage collector must have nothing to do
-        self._one_left()
         self.check_drained()
 
     def _uncount(self, peer: str) -> None:
-        party = _party_in(peer)
-        self._by_address[party] -= 1
-        if not self._by_address[party]:
-            del self._by_address[party]
+        self.counts.end(peer)
+        self.turns.update()
 
     # The requests of a connection.
 
@@ -277,18 +296,18 @@ class FrontDoor(Generic[Caller]):
                 head = client.head = await reader.read_head()
                 if head is None:
                     return
+                if self.peer_of is not None:
+                    client.peer = self.peer_of(head, client.peer)
                 caller = self.authenticate(head, client.peer)
-                request = reader.take_request(head) or await reader.read_body(head)
+                request = reader.take_request(head)
+                if request is None:
+                    await self.admit(head, client)
+                    request = await reader.read_body(head)
             except ApiError as error:
-                client.close_after_response()
-                path = client.head.path if client.head is not None else b""
-                response = client.error_response(error, self._note_refused(client, error), path=path)
-                await client.send_all(response)
-                await _linger(client)
+                await _refuse(self, client, error)
                 return
             except trio.Cancelled:
-                if client.has_left and client.head is not None:
-                    self._note_refused(client, errors.client_left())
+                _note_cut(self, client)
                 raise
             if request is None:
                 self._note_refused(client, errors.client_left())
@@ -298,7 +317,7 @@ class FrontDoor(Generic[Caller]):
             del head  # the response may last an hour, and the client frees it
             await self._answer(request, client, caller)
         if reader.has_more() and not client.must_reset:
-            await _linger(client)
+            await linger(client)
 
     def _note_refused(self, client: Client, error: ApiError) -> bytes:
         """Report that the client sent no valid request, and return the id: the client's own, if it has sent an id."""
@@ -309,6 +328,8 @@ class FrontDoor(Generic[Caller]):
     async def _answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Have a request answered: the edge where every failure becomes a response."""
         client.begin_exchange()
+        if self.ends_connection is not None and self.ends_connection() and not client.reader.has_more():
+            client.close_after_response()
         REQUEST_ID.set(request.id)
         try:
             await self.answer(request, client, caller)
@@ -328,16 +349,34 @@ class FrontDoor(Generic[Caller]):
             await client.send_all(client.error_response(failure, request.id, request.method, request.path))
 
 
-def _party_in(peer: str) -> str:
-    """Return the party in ``address:port``; "" for a unix socket."""
-    return party_of(peer.rpartition(":")[0])
+def _turn_away(door: FrontDoor[Any], client: Client, error: ApiError) -> None:
+    """Send the error, where that needs no handshake, without reading from the connection, and close it."""
+    request_id = door.ids.next()
+    door.refused(error, request_id, client.peer, None)
+    client.close_after_response()
+    if door.tls is None:
+        client.send_some(client.error_response(error, request_id))
+    client.close()
 
 
-async def _linger(client: Client) -> None:
-    """Read and drop further bytes of the client, for a while: a close at once would reset the response away."""
-    with contextlib.suppress(OSError):
-        client.sock.shutdown(socket.SHUT_WR)
-    deadline = trio.current_time() + LINGER_S
-    for _ in range(LINGER_RECVS_MAX):
-        if not await client.reader.receive(deadline):
-            break
+async def _cross(door: FrontDoor[Any], bridge: Bridge, client: Client, wire: socket.socket) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bridge.run)
+        await door._serve(client, wire)
+        if client.must_reset:
+            nursery.cancel_scope.cancel()
+        bridge.finish(CLOSE_S if client.has_left else door.timeouts.client_stall_s)
+
+
+async def _refuse(door: FrontDoor[Any], client: Client, error: ApiError) -> None:
+    """Send an error for bytes that were no valid request; the connection ends."""
+    client.close_after_response()
+    path = client.head.path if client.head is not None else b""
+    await client.send_all(client.error_response(error, door._note_refused(client, error), path=path))
+    await linger(client)
+
+
+def _note_cut(door: FrontDoor[Any], client: Client) -> None:
+    """Report a client that has left in the middle of a request."""
+    if client.has_left and client.head is not None:
+        door._note_refused(client, errors.client_left())

@@ -1,8 +1,15 @@
-"""Where a role listens: TCP ports and unix sockets."""
+"""Where a role listens: TCP ports and unix sockets.
+
+A listening socket is bound once, and may be shared: each process that accepts from it has a descriptor of its own, and
+closes only that. The socket itself is open until the last process has closed its descriptor, with the connections that
+wait in its queue. So no process shuts it down, and SO_REUSEPORT is not used: each socket would have its own queue, and
+closing it would reset the connections there.
+"""
 
 import errno
 import os
 import socket
+from collections.abc import Iterable
 
 import trio
 
@@ -36,6 +43,25 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
         why = getattr(error, "strerror", None) or str(error)
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
     return listeners
+
+
+def address_name(host: str, port: int) -> str:
+    """Return the name of a configured address, by which processes hand over its listeners."""
+    return f"{host or '*'}:{port}"
+
+
+def adopt_listeners(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Return the listeners that another process has opened and handed over; each descriptor belongs to its socket then.
+
+    Raises Exit 69, with all of them closed, if something does not listen.
+    """
+    sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for sock in sockets:
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            close_all(sockets)
+            raise Exit(EXIT_UNAVAILABLE, "A socket that was handed over does not listen: start the gateway again.")
+        sock.setblocking(False)
+    return sockets
 
 
 def reserve_port() -> socket.socket:

@@ -46,6 +46,8 @@ class Upstream:
     port: int
     tls: ssl.SSLContext | None = None
     """Verifies and encrypts; None means plain."""
+    ca_certificates: str | None = None
+    """The file of the authorities by which `tls` verifies; None: the system's."""
     authority: bytes = attrs.field(init=False, default=attrs.Factory(_authority_of, takes_self=True))
     """Its value of the `Host` header."""
 

@@ -58,8 +58,13 @@ PROOF_HEADER = b"x-ichat-proof"
 """Proves to a worker that a request is from its gateway."""
 HOP_HEADER = b"x-ichat-hop"
 """The number of gateways that a request has passed."""
+PEER_HEADER = b"x-ichat-peer"
+"""Names the client's address and port to the process of the gateway that decides."""
 INTERNAL = b"x-ichat-"
 """The prefix of all of them."""
+
+HEARTBEAT_PATHS = frozenset((b"/v1/workers/heartbeat", b"/register"))
+"""Where the gateway receives them."""
 
 WorkerState = Literal["starting", "loading", "ready", "asleep", "waking", "following", "draining", "gone"]
 """The state that a worker reports; a `following` worker works for the leader of its group, a `gone` worker has ended.

@@ -19,6 +19,8 @@ PREFIX_HEADER = b"x-ichat-prefix"
 
 In a request of the gateway to a worker: the length of the prefix in bytes and its chain in hexadecimal, `8190;d41d8c…`.
 """
+PREFIXES_PATH = b"/v1/workers/prefixes"
+"""Where the gateway receives workers' reports."""
 DIGEST_BYTES = 8
 BOUNDARIES: Sequence[int] = tuple(
     boundary

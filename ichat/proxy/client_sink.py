@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import attrs
+import trio
 
 from ichat.errors import ApiError
 from ichat.http.framing import Chunked, Reframed, UntilClose
@@ -15,6 +16,8 @@ from ichat.proxy.leg import Leg
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.upstream_errors import HeldError, may_be_held
 
+REPLY_S = 5.0
+"""How long the client of a request that was cancelled may need to receive the error."""
 SEALED: Sequence[tuple[bytes, bytes]] = (
     (b"content-security-policy", b"sandbox; default-src 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -118,3 +121,24 @@ def _client_head(
     if is_chunked and keeps_chunks:
         headers.append((b"transfer-encoding", b"chunked"))
     return response_head(head.status, headers, head.reason)
+
+
+async def end_cancelled(progress: RequestProgress, error: ApiError) -> None:
+    """End the response of a cancelled request by an error.
+
+    It is a response where nothing was sent, an event where the client has whole events, and otherwise a broken
+    connection. The connection ends in any case.
+    """
+    client, request = progress.client, progress.request
+    relay = None if progress.leg is None else progress.leg.relay
+    progress.failed(error)
+    client.close_after_response()
+    event = error.event(progress.path)
+    with trio.move_on_after(REPLY_S, shield=True):
+        if not client.head_sent:
+            await client.send_all(client.error_response(error, request.id, request.method, request.path))
+        elif relay is not None and relay.has_head:
+            if relay.may_insert:
+                await client.end_with_event(b"\n\n" + event)
+        elif progress.keepalive is not None and progress.keepalive.has_begun:
+            await client.end_with_event(event)

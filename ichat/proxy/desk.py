@@ -1,6 +1,6 @@
 """The side of a request that decides: its permission, its endpoints, and its waits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import attrs
@@ -8,7 +8,7 @@ import trio
 
 from ichat.errors import ApiError
 from ichat.fleet.model_list import near_models
-from ichat.fleet.waiting import wait_lease
+from ichat.fleet.waiting import LeaseWait, until_over
 from ichat.http.pool import Upstream
 from ichat.observability.request_record import UsedTokens
 from ichat.observability.tracing import Trace
@@ -59,9 +59,9 @@ class Desk:
     """
 
     __slots__ = (
-        "_asker", "_context", "_failed", "_load_waited_s", "_only", "_routing", "_session", "alias", "caller",
-        "endpoint", "grant", "is_background", "is_copied", "is_counted", "is_waiting", "lease", "load_bound",
-        "model", "prefix", "prompt_bytes", "queued_s", "route", "started_at", "ticket", "trace", "worker",
+        "_asker", "_context", "_failed", "_load_waited_s", "_only", "_routing", "_session", "_waits_since", "alias",
+        "caller", "endpoint", "grant", "is_background", "is_copied", "is_counted", "is_waiting", "lease",
+        "load_bound", "model", "prefix", "prompt_bytes", "queued_s", "route", "started_at", "ticket", "trace", "worker",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, caller: Caller, asker: Asker, started_at: float) -> None:
@@ -98,6 +98,7 @@ class Desk:
         """The place at the endpoint that was found, until the attempt there has ended."""
         self.is_waiting = False
         """Whether it waits in a queue."""
+        self._waits_since: float | None = None
         self.queued_s = 0.0
         self._load_waited_s = 0.0
         """How much of that its model was being loaded."""
@@ -169,10 +170,45 @@ class Desk:
 
     async def wait(self, step: Wait) -> Step:
         """Wait for a while, or for a place at an endpoint, and return the next step."""
-        if step.kind == "place":
-            return self._go_on(await self._wait_for_place(step.seconds))
-        await trio.sleep(step.seconds)
-        return self._go_on(_WAITED)
+        if step.kind != "place":
+            await trio.sleep(step.seconds)
+            return self.end_wait(None)
+        woken = trio.Event()
+        wait = self.begin_wait(step.seconds, woken.set)
+        try:
+            await until_over(wait, woken)
+            return self.end_wait(wait)
+        finally:
+            self.leave_queue(wait)
+
+    def begin_wait(self, queue_s: float, woken: Callable[[], None]) -> LeaseWait:
+        """Wait for a place at an endpoint, in queues for `queue_s` at most; see `LeaseWait`. `leave_queue` follows."""
+        routing = self._routing
+        assert routing is not None
+        self.is_waiting, self.load_bound, self._waits_since = True, None, trio.current_time()
+        return LeaseWait(self._context.balancer, routing, queue_s, self._begin_load, woken)
+
+    def end_wait(self, wait: LeaseWait | None) -> Step:
+        """Return the next step after a wait for a place that is over; None: after a wait for a while."""
+        if wait is None:
+            return self._go_on(_WAITED)
+        lease = wait.end()
+        self.leave_queue(wait)
+        self.is_waiting = False
+        if isinstance(lease, Lease):
+            return self._go_on(self._found(lease))
+        return self._go_on(_refused(self, lease, reason_of_refusal(lease, has_waited=True), self.load_bound))
+
+    def leave_queue(self, wait: LeaseWait) -> None:
+        """End a wait, and count it. Harmless the second time."""
+        wait.withdraw()
+        if self._waits_since is None:
+            return
+        waited_s, self._waits_since = trio.current_time() - self._waits_since, None
+        self.queued_s += waited_s
+        if self.load_bound is not None:
+            self._load_waited_s += waited_s
+            self._asker.end_load()
 
     # An attempt.
 
@@ -269,7 +305,7 @@ class Desk:
         if size and step.longer and seems_too_long(context.directory, lengths, step.model, step.longer, size):
             return _SEEMS_TOO_LONG
         if routing is None or routing.model != step.model:
-            routing = self._routing_for(step)
+            routing = _routing_for(self, step)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
             excluded = tuple(map(self._failed.__getitem__, step.excluded))
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
@@ -281,36 +317,11 @@ class Desk:
         if isinstance(lease, Lease):
             return self._found(lease)
         if not isinstance(lease, Full | Loadable):
-            return self._refused(lease, reason_of_refusal(lease))
+            return _refused(self, lease, reason_of_refusal(lease))
         waited_s = self.queued_s - self._load_waited_s
         if isinstance(lease, Full):
             return Outcome("full", waited_s=waited_s)
         return Outcome("starting" if lease.is_coming else "loadable", waited_s=waited_s)
-
-    def _routing_for(self, step: Lookup) -> RoutingRequest:
-        """Return the request as the balancer sees it for another model."""
-        routing = RoutingRequest(step.model, self._session, self.grant.fairness_key, only=self._only)
-        if not self._session and self._only is None:
-            routing.make_prefix = partial(_chain_for, self._asker, step)
-        return routing
-
-    async def _wait_for_place(self, queue_s: float) -> Outcome | Found:
-        """Wait for a place at an endpoint, in queues for `queue_s` at most."""
-        routing, since = self._routing, trio.current_time()
-        assert routing is not None
-        self.is_waiting, self.load_bound = True, None
-        try:
-            lease = await wait_lease(self._context.balancer, routing, queue_s, self._begin_load)
-        finally:
-            waited_s = trio.current_time() - since
-            self.queued_s += waited_s
-            if self.load_bound is not None:
-                self._load_waited_s += waited_s
-                self._asker.end_load()
-        self.is_waiting = False
-        if isinstance(lease, Lease):
-            return self._found(lease)
-        return self._refused(lease, reason_of_refusal(lease, has_waited=True), self.load_bound)
 
     def _begin_load(self, load: Loadable) -> float:
         """Return how long the request may wait for this load; a stream gets comments about that."""
@@ -326,27 +337,31 @@ class Desk:
         context, endpoint, prefix, trace = self._context, lease.endpoint, self.prefix, self.trace
         self.lease, self.endpoint = lease, endpoint.facts
         worker = self.worker = endpoint.id.decode()
-        settings = context.settings
         request_head = endpoint.facts.proof_headers(context.auth.proof)
         if trace is not None:
             request_head = (*trace.headers, *request_head)
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
-        response_head: HeaderPairs = ()
-        if endpoint.id and settings.worker_header:
-            response_head = ((WORKER_HEADER, endpoint.id),)
-        if prefix is not None and settings.prefix_header:
-            response_head = (*response_head, (PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
-        return Found(worker, *timeouts_of(context, endpoint), request_head, response_head)
+        return Found(worker, *timeouts_of(context, endpoint), request_head, _response_head(context, endpoint, prefix))
 
-    def _refused(self, refusal: Refusal, reason: str, bound: WaitBound | None = None) -> Outcome:
-        """Return the outcome of a refusal; `bound` is that of the load that it waited for, if it did."""
-        context, key, model = self._context, self.caller.key, self.model
-        allowed = None if key is None else key.models
-        known = partial(near_models, model, context.directory, context.aliases, allowed)
-        bound = bound or WaitBound("queue_s", context.timeouts.queue_s)
-        failure = Failure.of(no_lease(refusal, model, known, bound, trio.current_time()))
-        return Outcome("refused", failure=failure, reason=reason)
+
+def _response_head(context: GatewayContext, endpoint: Endpoint, prefix: PrefixChain | None) -> HeaderPairs:
+    """Return the headers of a response that name its endpoint, and the part of the prefix that it should have."""
+    settings, head = context.settings, ()
+    if endpoint.id and settings.worker_header:
+        head = ((WORKER_HEADER, endpoint.id),)
+    if prefix is not None and settings.prefix_header:
+        head = (*head, (PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
+    return head
+
+
+def _refused(desk: Desk, refusal: Refusal, reason: str, bound: WaitBound | None = None) -> Outcome:
+    """Return the outcome of a refusal; `bound` is that of the load that the request waited for, if it did."""
+    context, key, model = desk._context, desk.caller.key, desk.model
+    known = partial(near_models, model, context.directory, context.aliases, None if key is None else key.models)
+    bound = bound or WaitBound("queue_s", context.timeouts.queue_s)
+    failure = Failure.of(no_lease(refusal, model, known, bound, trio.current_time()))
+    return Outcome("refused", failure=failure, reason=reason)
 
 
 def timeouts_of(context: GatewayContext, endpoint: Endpoint) -> tuple[float, float]:
@@ -359,3 +374,11 @@ def _chain_for(asker: Asker, step: Lookup) -> PrefixChain | None:
     """Return the chain of a request for the model of a step."""
     sums, edits = asker.read_prefix(), step.edits
     return None if sums is None else chain_of(sums, step.model, edits.set, edits.drop)
+
+
+def _routing_for(desk: Desk, step: Lookup) -> RoutingRequest:
+    """Return the request as the balancer sees it for another model."""
+    routing = RoutingRequest(step.model, desk._session, desk.grant.fairness_key, only=desk._only)
+    if not desk._session and desk._only is None:
+        routing.make_prefix = partial(_chain_for, desk._asker, step)
+    return routing

@@ -59,6 +59,20 @@ class Exchange:
         phase = self.progress.phase
         return "queued" if self.desk.is_waiting and phase in ("begun", "connecting") else phase
 
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        """See `InFlight`."""
+        return self.progress.request.id, self.progress.request.own_id
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        return self.progress.is_stream
+
+    def cancel(self) -> None:
+        """Cut it off."""
+        self.progress.client.scope.cancel()
+
     async def forward(self) -> None:
         """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
         context, progress, request = self._context, self.progress, self.progress.request

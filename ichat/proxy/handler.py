@@ -1,15 +1,14 @@
 """How the gateway answers requests: a request's plane, its permitted senders, and the notes made at its end."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal
 
 import trio
 
 from ichat import errors
 from ichat.config.schema import Config
 from ichat.errors import ApiError
-from ichat.fleet.heartbeats import HEARTBEAT_BYTES_MAX, HEARTBEAT_PATHS, HeartbeatReceiver
-from ichat.fleet.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
+from ichat.fleet.heartbeats import HEARTBEAT_BYTES_MAX, HeartbeatReceiver
+from ichat.fleet.prefix_reports import REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
@@ -18,48 +17,34 @@ from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
+from ichat.protocol.messages import HEARTBEAT_PATHS
+from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
+from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import Exchange, client_address
 from ichat.proxy.late_usage import Spender
+from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
 from ichat.proxy.refusals import over_limit
-from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.proxy.requests_in_flight import InFlight, RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
-from ichat.proxy.wrong_addresses import is_googles, is_wrong_base, no_route
+from ichat.proxy.wrong_addresses import is_googles, no_route
 from ichat.security.auth import CHANGES_MODELS, Caller
-from ichat.security.cors import Cors, cors_of
+from ichat.security.cors import cors_of
 from ichat.security.rules import find_rule
 
-CONTROL_BYTES_MAX = 4 * 1024 * 1024
-"""The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
-_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
-"""Routes of workers, which are answered here."""
 _BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
 """The largest bodies of workers' requests."""
 _JSON = [(b"content-type", b"application/json")]
-_RESPONSES = b"/v1/responses/"
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
-_CONTROL_EXACT = frozenset((
-    b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
-))  # fmt: skip
-_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
-
 _JUDGED = frozenset((b"content-encoding", b"sec-fetch-dest", b"sec-fetch-mode"))
 _MODES = frozenset((b"cors", b"same-origin", b"no-cors"))
 """Modes in which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
 _ELSEWHERE = frozenset((b"cross-site", b"same-site"))
 """Origins that are not the gateway's own (`Sec-Fetch-Site`); another port of its host is `same-site`."""
-
-RequestKind = Literal["model", "engine", "response", "preflight", "worker", "control", "wrong_method", "nowhere"]
-"""`model` is a known route, `engine` another route of an engine, `response` is about a kept response."""
-
-
-def is_control(path: bytes) -> bool:
-    """Return whether a path belongs to the control plane."""
-    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
 class Gateway:
@@ -121,7 +106,7 @@ class Gateway:
         caller = auth.caller(head, peer)
         if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, path, head.headers):
             return caller
-        if is_control(path):
+        if path not in ROUTES and is_control(path):
             self._check_control(head, path, caller)
             return caller
         if path.rstrip(b"/") in CHANGES_MODELS:
@@ -155,7 +140,7 @@ class Gateway:
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return the headers for browsers in the response to a request with this head."""
-        sealed = () if is_control(head.path) else SEALED
+        sealed = () if head.path not in ROUTES and is_control(head.path) else SEALED
         return [*sealed] if self.cors is None else [*sealed, *self.cors.headers_for(head.path, head.headers)]
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
@@ -163,7 +148,8 @@ class Gateway:
         exchange, phase = Exchange(self.context, request, client, caller), ""
         progress = exchange.progress
         try:
-            kind = kind_of(request, self.cors)
+            is_usual = request.method == b"POST" and request.path in ROUTES
+            kind = "model" if is_usual else kind_of(request, self.cors)
             if kind in ("model", "engine"):
                 self._begin(exchange, request, is_known=kind == "model")
                 await exchange.forward()
@@ -181,10 +167,18 @@ class Gateway:
                 self._metrics.refused(progress.error, caller.key_name)
             raise
         finally:
-            self.in_flight.requests.pop(exchange, None)
-            record = exchange.record(phase, self.context.pool.hub.update_clock())
-            for sink in self._sinks:
-                sink.ended(record)
+            self.finish(exchange, phase)
+
+    def finish(self, one: InFlight, phase: str) -> None:
+        """Record a request that has ended; `phase` is how far it had got if it was cut off."""
+        self.in_flight.requests.pop(one, None)
+        record = one.record(phase, self.context.pool.hub.update_clock())
+        for sink in self._sinks:
+            sink.ended(record)
+
+    def count_refusal(self, code: str, caller: Caller) -> None:
+        """Count a refused request, by the code of its error or the limit that refuses it."""
+        self._metrics.refused(code, caller.key_name)
 
     async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
         self._begin(exchange, request, is_known=False)
@@ -212,10 +206,15 @@ class Gateway:
             quotas.spend(spender.key_name, spender.model, used.input, used.output, used.cached)
 
     def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
+        self.begin(exchange, exchange.desk, request.headers, request.path, is_known=is_known)
+
+    def begin(
+        self, one: InFlight, desk: Desk, headers: Sequence[tuple[bytes, bytes]], path: bytes, *, is_known: bool
+    ) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
-        self.in_flight.requests[exchange] = False
+        self.in_flight.requests[one] = False
         self._metrics.request_began()
-        exchange.desk.count(self._tracing.begin(request.headers, request.path, is_known=is_known))
+        desk.count(self._tracing.begin(headers, path, is_known=is_known))
 
     async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
@@ -245,36 +244,9 @@ class Gateway:
             self._access.add(entry | {"status": error.status, "error": error.code})
 
 
-def kind_of(request: Request, cors: Cors | None) -> RequestKind:
-    """Return the kind of a request. Raises ApiError 405 for a method that no kept response has."""
-    path, is_post = request.path, request.method == b"POST"
-    if is_post and path in ROUTES:
-        return "model"
-    if cors is not None and cors.is_preflight(request.method, path, request.headers):
-        return "preflight"
-    if is_post and path in _JOINS:
-        return "worker"
-    if is_control(path):
-        return "control"
-    if path.startswith(_RESPONSES) and _is_about_response(request):
-        return "response"
-    if is_post and path.startswith(b"/v1/") and not is_wrong_base(path):
-        return "engine"
-    return "wrong_method" if path in ROUTES else "nowhere"
-
-
 def _is_json(content_type: bytes) -> bool:
     """Return whether a body is said to be JSON, which a page of another origin may not say without being asked."""
     return content_type.partition(b";")[0].strip().lower() == b"application/json"
-
-
-def _is_about_response(request: Request) -> bool:
-    """Return whether a request below `/v1/responses/` is about an earlier response. Raises ApiError 405."""
-    if request.method == b"POST":
-        return request.path.startswith(_RESPONSES + b"resp_")
-    if request.method not in (b"GET", b"HEAD", b"DELETE"):
-        raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), "DELETE, GET, HEAD")
-    return True
 
 
 def _check_head(head: RequestHead) -> None:

@@ -39,20 +39,21 @@ class Failure:
     retry_after_s: int | None = None
     retry: bool | None = None
     limit: str = ""
+    allow: str = ""
 
     @classmethod
     def of(cls, error: ApiError) -> "Failure":
         """Return the facts of an error, without its traceback."""
         return cls(
             error.status, error.code, error.message, error.kind, error.param, error.retry_after_s, error.retry,
-            error.limit,
+            error.limit, error.allow,
         )  # fmt: skip
 
     def error(self) -> ApiError:
         """Return it as an exception, for the edge."""
         return ApiError(
             self.status, self.code, self.message, kind=self.kind, param=self.param, retry_after_s=self.retry_after_s,
-            retry=self.retry, limit=self.limit,
+            retry=self.retry, limit=self.limit, allow=self.allow,
         )  # fmt: skip
 
 

@@ -1,24 +1,25 @@
 """The requests in flight: the operators' view of those that have begun and not ended, and how they are cancelled.
 
-A request costs an insertion and a deletion. All else is read from its exchange when an operator asks.
+A request costs an insertion and a deletion. All else is read when an operator asks.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import attrs
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.observability.request_record import RequestRecord
 from ichat.protocol.messages import Count
+from ichat.proxy.client_sink import end_cancelled
 from ichat.proxy.exchange import Exchange
 from ichat.texts import some_of
 
 SHOWN_MAX = 200
 """Requests that are shown, at most: the oldest."""
-REPLY_S = 5.0
-"""How long the client of a request that was cancelled may need to receive the error."""
 
 
 @attrs.frozen
@@ -65,12 +66,41 @@ class RequestsView:
     """How many there are; the youngest may be left out."""
 
 
+class InFlight(Protocol):
+    """A request to a model that has begun and not ended."""
+
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        """Its id (the client's own, if it sent an id), and the gateway's."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """How far it has got; see `RequestView`."""
+        ...
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it asks for a stream."""
+        ...
+
+    def cancel(self) -> None:
+        """Cut it off."""
+        ...
+
+    def record(self, phase: str, now: float) -> RequestRecord:
+        """Return the facts of the request; `phase` is how far it had got if it was cut off."""
+        ...
+
+
 class RequestsInFlight:
     """The requests to models that have begun and not ended."""
 
     def __init__(self) -> None:
-        self.requests: dict[Exchange, bool] = {}
-        """In the order of their beginnings; whether an operator has cancelled each."""
+        self.requests: dict[InFlight, bool] = {}
+        """In the order of their beginnings; whether each was cancelled."""
+        self._error: Callable[[], ApiError] = errors.request_cancelled
+        """Makes the error by which a cancelled request ends."""
 
     def __repr__(self) -> str:
         return f"<RequestsInFlight {len(self.requests)}>"
@@ -78,7 +108,7 @@ class RequestsInFlight:
     def view(self) -> RequestsView:
         """Return the facts about the oldest requests."""
         now, oldest = trio.current_time(), itertools.islice(self.requests, SHOWN_MAX)
-        return RequestsView([_view_of(exchange, now) for exchange in oldest], len(self.requests))
+        return RequestsView([_view_of(one, now) for one in oldest], len(self.requests))
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the request of this id, the gateway's or the client's own; return whether there is such a request.
@@ -86,53 +116,43 @@ class RequestsInFlight:
         Raises ApiError 409 for an id that clients have given several requests.
         """
         wanted = request_id.encode()
-        found = [one for one in self.requests if one.progress.request.own_id == wanted]
-        found = found or [one for one in self.requests if one.progress.request.id == wanted]
+        found = [one for one in self.requests if one.ids[1] == wanted]
+        found = found or [one for one in self.requests if one.ids[0] == wanted]
         if len(found) > 1:
-            own = some_of((one.progress.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
+            own = some_of((one.ids[1].decode() for one in found), "GET /v1/admin/requests lists all")
             raise ApiError(
                 409,
                 "ambiguous_id",
                 f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}.",
             )
-        for exchange in found:
-            self.requests[exchange] = True
-            exchange.progress.client.scope.cancel()
+        for one in found:
+            self.requests[one] = True
+            one.cancel()
         return bool(found)
 
-    async def end_if_cancelled(self, exchange: Exchange) -> bool:
-        """End the response of a request that was cancelled; return whether an operator has cancelled it.
+    def end_all(self, error: Callable[[], ApiError]) -> None:
+        """Cancel all requests, and end them and later cancelled requests by this error: the process ends now."""
+        self._error = error
+        for one in self.requests:
+            self.requests[one] = True
+            one.cancel()
 
-        It is a 503 where nothing was sent, an event where the client has whole events, and otherwise a broken
-        connection. The connection ends in any case.
-        """
-        progress = exchange.progress
-        client, request = progress.client, progress.request
-        if client.has_left or not self.requests.get(exchange):
+    async def end_if_cancelled(self, exchange: Exchange) -> bool:
+        """End the response of a request that was cancelled here; return whether it was."""
+        if exchange.progress.client.has_left or not self.requests.get(exchange):
             return False
-        error, relay = errors.request_cancelled(), None if progress.leg is None else progress.leg.relay
-        progress.failed(error)
-        client.close_after_response()
-        event = error.event(progress.path)
-        with trio.move_on_after(REPLY_S, shield=True):
-            if not client.head_sent:
-                await client.send_all(client.error_response(error, request.id, request.method, request.path))
-            elif relay is not None and relay.has_head:
-                if relay.may_insert:
-                    await client.end_with_event(b"\n\n" + event)
-            elif progress.keepalive is not None and progress.keepalive.has_begun:
-                await client.end_with_event(event)
+        await end_cancelled(exchange.progress, self._error())
         return True
 
 
-def _view_of(exchange: Exchange, now: float) -> RequestView:
-    progress, phase = exchange.progress, exchange.phase
-    record = exchange.record(phase, now)
+def _view_of(one: InFlight, now: float) -> RequestView:
+    phase = one.phase
+    record = one.record(phase, now)
     age_s = now - record.started_at
-    is_stream = progress.is_stream or phase in ("first_token", "streaming")
+    is_stream = one.is_stream or phase in ("first_token", "streaming")
     return RequestView(
         id=record.id,
-        own_id=progress.request.own_id.decode(),
+        own_id=one.ids[1].decode(),
         key=record.key_name,
         client=record.client,
         model=record.model,

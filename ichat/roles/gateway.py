@@ -20,7 +20,9 @@ import pathlib
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 
 import trio
 
@@ -32,21 +34,22 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
-from ichat.http.front_door import FrontDoor
-from ichat.http.listeners import open_listeners, port_of
+from ichat.http.listeners import close_all, open_listeners, open_unix_listener, port_of
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
+from ichat.relays.owner_desk import OwnerDesk
+from ichat.relays.timers import Timers
+from ichat.relays.values import TrioClock
 from ichat.roles.gateway_components import Components, build, secure_parts
 from ichat.security.addresses import is_loopback
-from ichat.security.auth import Auth, Caller
+from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
-from ichat.supervisor.orphans import become_subreaper, reap_forever
+from ichat.supervisor.orphans import KnownPids, become_subreaper, reap_forever
 from ichat.supervisor.state import StateDirectory, open_state
-from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +120,15 @@ async def run(
     ):
         components = build(config, file, state, tracing)
         listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
+        inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
             async with trio.open_nursery() as background:
                 await _start_background(background, components, state.log_directory)
                 try:
-                    await _serve_until_told(components, listeners, task_status)
+                    await _serve_until_told(components, listeners, inner, task_status)
                 finally:
+                    close_all(listeners)
                     components.data.context.pool.close_idle()
                     components.control.log_store.close()
                 background.cancel_scope.cancel()
@@ -141,7 +146,7 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(control.ledger.run)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
-    nursery.start_soon(reap_forever, supervisor)
+    nursery.start_soon(reap_forever, supervisor if data.relays is None else KnownPids((supervisor, data.relays)))
     nursery.start_soon(data.metrics.watch_loop_forever)
     nursery.start_soon(components.checker.probe_forever)
     nursery.start_soon(control.monitor.watch_forever, LOOK_S)
@@ -154,36 +159,58 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
 
 
 async def _serve_until_told(
-    components: Components, listeners: list[socket.socket], task_status: trio.TaskStatus[int]
+    components: Components,
+    listeners: list[socket.socket],
+    inner: list[socket.socket],
+    task_status: trio.TaskStatus[int],
 ) -> None:
-    """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end."""
-    door, supervisor = components.data.door, components.control.supervisor
+    """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
+
+    With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
+    """
+    door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 await workers.start(supervisor.run)
-                doors.start_soon(door.serve_forever, listeners)
+                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if relays is not None:
+                    timers = Timers()
+                    doors.start_soon(timers.run_forever)
+                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
+                    await doors.start(relays.run, listeners)
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))
                 await anext(signals)
                 log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
-                doors.start_soon(_hurry_when_told, signals, door, supervisor)
+                doors.start_soon(_hurry_when_told, signals, components)
+                if relays is not None:
+                    close_all(listeners)
+                    await relays.drain()
                 await door.drain()
                 components.data.context.shadows.stop()
                 supervisor.stop()
             components.control.log_store.close_streams()
             components.events.close()
             await door.wait_until_left(LOG_END_S)
+            if relays is not None:
+                await relays.end()
             doors.cancel_scope.cancel()
 
 
-async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor[Caller], supervisor: Supervisor) -> None:
+def _clock() -> TrioClock:
+    return TrioClock.read(trio.current_time(), time.monotonic_ns())
+
+
+async def _hurry_when_told(signals: AsyncIterator[int], components: Components) -> None:
     await anext(signals)
     log.info("second signal: stopping now without waiting for requests")
-    door.hurry()
-    supervisor.hurry()
+    if components.data.relays is not None:
+        components.data.relays.hurry()
+    components.data.door.hurry()
+    components.control.supervisor.hurry()
 
 
 async def _prune_forever(directory: str, reloader: Reloader) -> None:

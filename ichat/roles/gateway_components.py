@@ -43,6 +43,8 @@ from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
+from ichat.relays.owner import Relays
+from ichat.relays.owner_desk import RecordedRefusals, peer_of
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -115,6 +117,9 @@ class DataPlane:
     prefix_reports: PrefixReportReceiver
     handler: Gateway
     door: FrontDoor[Caller]
+    """For clients; with relays, for the requests that they forward."""
+    relays: Relays | None
+    """The processes that have the clients' connections; None: this process has them."""
 
 
 @attrs.frozen
@@ -185,11 +190,15 @@ def build_data_plane(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
+    relays = None
+    if config.server_settings.relays:
+        relays = Relays(hub, state.path, config, log_format=config.logs.format, recorded=RecordedRefusals(handler))
     door = FrontDoor(
-        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, tls, handler.refused,
-        more_headers=handler.more_headers, is_proxy=auth.is_proxy,
+        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
+        handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
+        is_proxy=auth.is_proxy,
     )  # fmt: skip
-    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door)
+    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
 
 
 def _build_operation(
@@ -216,14 +225,18 @@ def _build_operation(
     reconfigured: Sequence[Reconfigurable] = [
         fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
+        *([] if data.relays is None else [data.relays]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
-        auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled
-    )
-    reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
+        auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled,
+        has_relays=data.relays is not None,
+    )  # fmt: skip
+    prepare = None if data.relays is None else data.relays.prepare
+    reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+        list if data.relays is None else data.relays.views,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
@@ -231,6 +244,8 @@ def _build_operation(
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, reloader.families))
+    if data.relays is not None:
+        metrics.others.append(data.relays.families)
     shown = [
         fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
         control.heartbeats, data.prefix_reports, ledger, overview, events,
@@ -254,6 +269,8 @@ class Reconfiguration:
     components: Sequence[Reconfigurable]
     keeps_usage: bool = True
     """Whether there is a ledger: only another start can change that."""
+    has_relays: bool = False
+    """Whether relays have the clients' connections, and so the certificate."""
 
     def check(self, config: Config) -> ApplyConfig:
         """Make the parts that another configuration needs, and return a function that applies it. Raises Exit 64."""
@@ -277,7 +294,8 @@ class Reconfiguration:
         if parts.auth.token != self.auth.token:
             self.fleet.table.require_reauthentication()
         self.auth.replace(parts.auth)
-        self.door.use_certificate(parts.tls)
+        if not self.has_relays:
+            self.door.use_certificate(parts.tls)
         with_made = self.key_store.made.merged_with(config)
         for component in self.components:
             component.reconfigure(with_made)

@@ -35,6 +35,11 @@ class Access:
         self.has_key = not own.isdisjoint(_CREDENTIALS)
         self._left_out = own | _CREDENTIALS if self.has_key else own
 
+    @property
+    def own_headers(self) -> Headers:
+        """The headers that each request gets."""
+        return self._headers
+
     def target_for(self, target: bytes) -> bytes:
         """Return the request target for the upstream."""
         if target.startswith(b"/v1/"):

@@ -111,11 +111,7 @@ def environment_of(
     `watched` is the descriptor by which the worker sees that its gateway is gone, `token` that of the pipe with its
     token. `mark` says which worker a process belongs to.
     """
-    ours = {processes.LAUNCHER_FD, *config.security.variables()}
-    upstreams = (*config.external_routes, *config.registered_servers)
-    ours |= {one.api_key_env for one in upstreams if one.api_key_env is not None}
-    environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}
-    environment |= {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
+    environment = own_environment(config) | {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
     if watched is not None:
         environment[processes.LAUNCHER_FD] = str(watched)
     if token is not None:
@@ -125,7 +121,16 @@ def environment_of(
         if devices == "CUDA_VISIBLE_DEVICES":
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
         environment[devices] = ",".join(map(str, worker.gpu_ids))
+    return {**environment, **worker.env}
+
+
+def own_environment(config: Config) -> dict[str, str]:
+    """Return the environment for a process of iChat, without the keys that the gateway has in its own, or has had."""
+    ours = {processes.LAUNCHER_FD, WORKER_TAG_VAR, *config.security.variables()}
+    upstreams = (*config.external_routes, *config.registered_servers)
+    ours |= {one.api_key_env for one in upstreams if one.api_key_env is not None}
+    environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}
     if not zipfile.is_zipfile(sys.argv[0]):
         source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    return {**environment, **worker.env}
+    return environment

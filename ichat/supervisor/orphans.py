@@ -9,7 +9,9 @@ import os
 import pathlib
 import select
 import signal
+from collections.abc import Mapping, Sequence
 
+import attrs
 import psutil
 import trio
 
@@ -27,6 +29,18 @@ def become_subreaper() -> None:
     """Have the kernel make this process the parent of orphaned descendants; without effect on older kernels."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@attrs.frozen
+class KnownPids:
+    """The pids of several objects."""
+
+    _of: Sequence[KnowsPids]
+
+    @property
+    def pids(self) -> Mapping[int, str]:
+        """All of them, with their names."""
+        return {pid: name for one in self._of for pid, name in one.pids.items()}
 
 
 async def reap_forever(workers: KnowsPids) -> None:

@@ -35,7 +35,7 @@ WORKERS_FILE = "workers.json"
 PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 """Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
-_ENTRIES = frozenset(("lock", "secret", "control", "sockets", "logs", "workers", "keys", "usage"))
+_ENTRIES = frozenset(("lock", "secret", "control", "inner", "sockets", "logs", "workers", "keys", "usage"))
 """The beginnings of file names in a state directory, up to a dot."""
 
 
@@ -94,6 +94,11 @@ class StateDirectory:
     def control_socket(self) -> str:
         """Where the control plane listens."""
         return os.path.join(self.path, "control")
+
+    @property
+    def inner_socket(self) -> str:
+        """Where relays send the requests that the gateway's own process answers."""
+        return os.path.join(self.path, "inner")
 
     @property
     def keys_file(self) -> str:

@@ -33,7 +33,7 @@ from support.corpus import (
 from support.peers import Upstream, code_of, plain, turns_until, until
 from support.programs import LIMIT_S
 
-from ichat.proxy.handler import is_control
+from ichat.proxy.planes import is_control
 
 ANY_HOST = 'hosts = ["*"]\n'
 PIECES_MAX = 500

@@ -2,21 +2,27 @@
 
 import gc
 import socket
+import ssl
 import weakref
 
 import pytest
 import trio
 import trio.testing
+import trustme
+from support.peers import Client as Peer
 from support.peers import code_of, reset, until
 from support.programs import LIMIT_S
 
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
+from ichat.http.accept_turns import SHED_AFTER_S, Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
 from ichat.http.hub import SWEEP_S, Hub
+from ichat.http.leaving import Retirement
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import Client
+from ichat.http.tls import server_context
 
 
 class Door:
@@ -328,6 +334,21 @@ async def test_too_many_connections_are_refused(make_door, connect):
     assert (await (await connect(port)).get(b"/"))[0] == 200
 
 
+async def test_a_bug_with_one_new_connection_ends_only_that(door, connect):
+    """A connection that cannot be admitted is closed, and the next ones are accepted."""
+
+    def is_proxy(peer):
+        raise RuntimeError("a bug")
+
+    port = await door.open()
+    limits, door.door.is_proxy = door.door.limits, is_proxy
+    door.door.limits = Limits(connections_per_address_max=0)
+    broken = await connect(port)
+    assert await broken.everything() == b""
+    door.door.limits = limits
+    assert (await (await connect(port)).get(b"/"))[0] == 200
+
+
 async def test_draining_lets_exchanges_end(door, connect):
     """Draining closes what is idle, refuses what is new, and waits for what is under way."""
     port = await door.open()
@@ -409,6 +430,139 @@ async def test_standing_aside_is_for_one_exchange(door, connect):
     with trio.fail_after(LIMIT_S):
         await door.door.drain()
     assert (await client.response(b"GET"))[::2] == (200, b"hello")
+
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def test_a_retiring_door_answers_what_comes_on_kept_connections(door, connect, nursery):
+    """Requests sent at the moment of the retirement, and after it, are answered and told to go; no client is reset."""
+    port = await door.open()
+    clients = [await connect(port) for _ in range(50)]
+    for client in clients:
+        await client.get(b"/")
+    for client in clients[:40]:
+        client.stream.socket._sock.send(REQUEST)
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as retiring:
+            retiring.start_soon(door.door.retire, Retirement(idle_s=LIMIT_S))
+            await trio.testing.wait_all_tasks_blocked()
+            for client in clients[40:]:
+                await client.send(REQUEST)
+            for number, client in enumerate(clients):
+                status, headers, body = await client.response(b"GET")
+                if number < 40 and b"connection" not in headers:  # it was answered just before
+                    status, headers, body = await client.get(b"/")
+                assert (status, headers[b"connection"], body) == (200, b"close", b"hello")
+                assert await client.everything() == b""
+            for client in clients:
+                await client.stream.aclose()
+    assert not door.door.clients
+    with pytest.raises(OSError):
+        await connect(port)
+
+
+async def test_a_retiring_door_answers_requests_that_follow_each_other_at_once(door, connect, nursery):
+    """Of several requests that have arrived, only the response to the last ends the connection."""
+    port = await door.open()
+    client = await connect(port)
+    await client.get(b"/")
+    client.stream.socket._sock.send(REQUEST * 3)
+    nursery.start_soon(door.door.retire, Retirement(idle_s=LIMIT_S))
+    answers = await client.everything()
+    assert (answers.count(b"200 OK"), answers.count(b"connection: close")) == (3, 1)
+
+
+async def test_a_connection_that_stays_idle_is_ended_without_a_reset(door, connect, nursery):
+    """Its client gets the end, and what it sent at that moment is read: it sees an end in good order, not a reset."""
+    port = await door.open()
+    silent, late = await connect(port), await connect(port)
+    for client in (silent, late):
+        await client.get(b"/")
+    nursery.start_soon(door.door.retire, Retirement(idle_s=0, linger_s=LIMIT_S))
+    assert await silent.everything() == b""
+    await silent.stream.aclose()
+    assert await late.everything() == b""
+    for _ in range(3):
+        await late.send(REQUEST)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert await late.everything() == b""
+    assert late.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    await late.stream.aclose()
+    await until(lambda: not door.door.clients)
+
+
+async def test_an_idle_encrypted_connection_is_ended_without_a_reset(door, nursery, tmp_path):
+    """Its client gets TLS's own announcement of the end, and what it sends then is read until it has closed as well."""
+    authority, trust = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trust)
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "all.pem"))
+    door.door.use_certificate(server_context(str(tmp_path / "all.pem"), str(tmp_path / "all.pem")))
+    port = await door.open()
+    stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=trust)
+    assert (await Peer(stream).get(b"/"))[0] == 200
+    nursery.start_soon(door.door.retire, Retirement(idle_s=0, linger_s=LIMIT_S))
+    with trio.fail_after(LIMIT_S):
+        assert await stream.receive_some() == b""  # without an announcement, this would be an error
+        wire = stream.transport_stream
+        for _ in range(3):
+            await wire.send_all(b"bytes of a request that was on its way")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert await wire.receive_some() == b""
+        await wire.aclose()
+    await until(lambda: not door.door.clients)
+
+
+async def test_a_retiring_door_lets_exchanges_end_and_cuts_them_after_its_time(make_door, connect, nursery):
+    """What is under way ends by itself; after `total_s` it is ended by `overdue`, and cut if it goes on."""
+    door = make_door()
+    port = await door.open()
+    held, endless = await connect(port), await connect(port)
+    await held.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
+    await endless.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(door.requests) == 2)
+    overdue, retired = trio.Event(), trio.Event()
+
+    def end():
+        overdue.set()
+        for client in door.door.clients:
+            client.scope.cancel()
+
+    async def retire():
+        await door.door.retire(Retirement(idle_s=0, linger_s=0, overdue=end))
+        retired.set()
+
+    nursery.start_soon(retire)
+    await trio.testing.wait_all_tasks_blocked()
+    door.go_on.set()
+    assert (await held.response(b"GET"))[::2] == (200, b"hello")
+    assert await held.everything() == b""
+    assert not overdue.is_set()
+    door.door.hurry()
+    with trio.fail_after(LIMIT_S):
+        await retired.wait()
+    assert (overdue.is_set(), door.cancelled) == (True, 1)
+
+
+async def test_a_busy_process_ends_some_kept_connections(door, connect):
+    """With clearly more requests in flight than its peers have, a door ends a connection with one response in ten."""
+    port = await door.open()
+    busy = [await connect(port) for _ in range(9)]
+    for client in busy:
+        await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(door.requests) == 9)
+    door.door.see_peers(Peers(9, 0, is_fewest=True))
+    since = trio.current_time()
+    await until(lambda: trio.current_time() >= since + SHED_AFTER_S)
+    others = [await connect(port) for _ in range(20)]
+    ended = [b"connection" in (await client.get(b"/"))[1] for client in others]
+    assert sum(ended) == 2
+    door.go_on.set()
+    for client in busy:
+        await client.response(b"GET")
+    door.door.see_peers(Peers(9, 0, is_fewest=True))
+    assert not any([b"connection" in (await client.get(b"/"))[1] for client in others if not ended.pop(0)])
 
 
 @pytest.mark.parametrize("kind", ["pipelined", "chunks"])

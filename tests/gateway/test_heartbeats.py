@@ -9,8 +9,7 @@ import trio.testing
 from support.peers import JSON_POST, code_of, plain, until
 
 from ichat.admin import app
-from ichat.fleet.heartbeats import HEARTBEAT_PATHS
-from ichat.protocol.messages import Heartbeat, Machine
+from ichat.protocol.messages import HEARTBEAT_PATHS, Heartbeat, Machine
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
 NEEDED = {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": 9}

@@ -1,5 +1,6 @@
 """The requests in flight: what is shown of them, and what cancelling does in each phase."""
 
+import functools
 import json
 import re
 
@@ -8,6 +9,10 @@ import trio
 import trio.testing
 from support.peers import AS_OWN, chunk, code_of, event, until
 from support.programs import LIMIT_S
+
+from ichat import errors
+from ichat.http.leaving import Retirement
+from ichat.roles import gateway
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 ONE_PLACE = "[routing]\nmax_in_flight = 1\n"
@@ -131,6 +136,25 @@ async def test_a_stream_ends_with_an_event(site):
     assert code_of(body.rpartition(b"data: ")[2]) == "request_cancelled"
     assert body.startswith(event(1))
     await until(lambda: here.upstream.closed == 1)
+
+
+async def test_streams_of_a_retired_gateway_end_with_an_event(site, monkeypatch, nursery):
+    """Once the time of its retirement is over, a stream gets an error as its last event, and no [DONE]."""
+    built, build = [], gateway.build
+    monkeypatch.setattr(gateway, "build", lambda *args: built.append(build(*args)) or built[-1])
+    here = await site([STREAM, chunk(event(1))])
+    clients = [await here.begin() for _ in range(3)]
+    data = built[0].data
+    await until(lambda: sum(one.phase == "streaming" for one in data.handler.in_flight.view().requests) == 3)
+    overdue = functools.partial(data.handler.in_flight.end_all, errors.draining)
+    with trio.fail_after(LIMIT_S):
+        await data.door.retire(Retirement(total_s=0, overdue=overdue))
+    for client in clients:
+        status, _, body = await client.response()
+        assert (status, code_of(body.rpartition(b"data: ")[2])) == (200, "draining")
+        assert (body.startswith(event(1)), b"[DONE]" in body) == (True, False)
+        assert await client.everything() == b""
+    assert not data.door.clients
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ichat.hardware.host import CpuMeter, read_resources
 from ichat.http.request import Request
 from ichat.observability import request_record
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat
-from ichat.proxy.handler import is_control
+from ichat.proxy.planes import is_control
 from ichat.security.rules import ROUTES
 
 WORKER = {"model_name": "m", "model_path": "p"}

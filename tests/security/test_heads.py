@@ -100,13 +100,14 @@ async def test_addresses_of_one_64_share_their_connections(nursery):
     limits = Limits(connections_per_address_max=2)
     bounds = Hub(), limits, Timeouts()
     door = FrontDoor(b"gateway", answer, lambda head, peer: peer, *bounds, is_proxy=lambda peer: False)
+    door._connections = nursery
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def arrive(address):
             theirs = socket.create_connection(server.getsockname())
             theirs.settimeout(1)
             ours, _ = server.accept()
-            door._admit(ours, (address, 5000, 0, 0), nursery)
+            door._admit(ours, (address, 5000, 0, 0))
             return theirs
 
         clients = [arrive("2001:db8::1"), arrive("2001:db8::2")]

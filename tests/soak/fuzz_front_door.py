@@ -41,7 +41,7 @@ from ichat.errors import ApiError  # noqa: E402
 from ichat.http.heads import form_type  # noqa: E402
 from ichat.http.json_body import PARSED_BYTES_MAX  # noqa: E402
 from ichat.http.multipart import read_form  # noqa: E402
-from ichat.proxy.handler import is_control  # noqa: E402
+from ichat.proxy.planes import is_control  # noqa: E402
 from ichat.security.keys import hash_of  # noqa: E402
 
 HEAD_BYTES_MAX = 16 * 1024

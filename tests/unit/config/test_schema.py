@@ -1,5 +1,6 @@
 """The configuration: everything wrong with it is said at once, and nothing is guessed."""
 
+import json
 import pathlib
 import re
 
@@ -156,6 +157,19 @@ def test_invalid_members_of_a_route_are_refused():
 def test_a_certificate_needs_its_key():
     """One without the other is a contradiction, found at once."""
     assert "go together" in problems_of('[server_settings]\ntls_key = "k"')[1]
+
+
+def test_relays_are_a_bounded_number_or_cores():
+    """Any other number, word or type is a problem of one line, and so is a port that each start chooses anew."""
+    for value in (0, 1, 64, "cores"):
+        config = configuration.parse(f"[server_settings]\nrelays = {json.dumps(value)}\n", "x.toml")
+        assert config.server_settings.relays == value
+    for value in ("-1", "65", '"all"', "true", "1.5", "[1]"):
+        (found,) = problems_of(f"[server_settings]\nrelays = {value}\n")[1:]
+        assert found.startswith("  server_settings.relays: must be ")
+        assert '"cores"' in found
+    (found,) = problems_of("[server_settings]\nport = 0\nrelays = 1\n")[1:]
+    assert found.startswith("  server_settings.relays: needs a server_settings.port that is not 0")
 
 
 def test_a_worker_that_is_kept_can_be_found_again():

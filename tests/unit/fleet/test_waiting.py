@@ -6,10 +6,10 @@ import trio.testing
 
 from ichat.config.schema import CircuitBreaker, Routing
 from ichat.fleet.fleet import Fleet
-from ichat.fleet.waiting import retry_forever, wait_lease
+from ichat.fleet.waiting import LeaseWait, retry_forever, wait_lease
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
-from ichat.routing.availability import Full, Loadable, Ready
+from ichat.routing.availability import Draining, Full, Loadable, QueueTimeout, Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
@@ -199,3 +199,67 @@ async def test_a_request_cancelled_while_it_gets_a_lease_returns_it(autojump_clo
         model.balancer.dispatch_waiting()
         assert model.endpoint.in_flight == 1
     assert (model.endpoint.in_flight, model.balancer.waiting) == (0, 0)
+
+
+class Waits:
+    """Requests that wait at a single endpoint, without a task, on a clock of their own."""
+
+    def __init__(self, queue_max=9):
+        self.now, self.woken = 0.0, []
+        self.endpoint = Endpoint(Upstream("a", "a", 1), b"a", 1)
+        self.found = Ready([self.endpoint])
+        self.balancer = Balancer(
+            lambda _model: self.found, lambda: self.now, Routing(policy="least_loaded", queue_max=queue_max)
+        )
+        self.held = self.balancer.lease(RoutingRequest("m"))
+
+    def begin(self, name):
+        return LeaseWait(self.balancer, RoutingRequest("m"), 30, lambda _: 600, lambda: self.woken.append(name))
+
+
+def test_ten_thousand_requests_wait_without_a_task():
+    """Each gets its lease in its turn, by a call: no event loop runs."""
+    waits = Waits(queue_max=10_000)
+    waiting = [waits.begin(number) for number in range(10_000)]
+    waits.held.release()
+    for number, wait in enumerate(waiting):
+        assert waits.woken[number:] == [number]
+        assert wait.is_over
+        wait.end().release()
+    assert (waits.endpoint.in_flight, waits.balancer.waiting) == (0, 0)
+
+
+def test_a_wait_without_a_task_ends_at_its_deadline():
+    """It is over then, unless the model is loaded now: in that case it goes on, once."""
+    waits = Waits()
+    short, long = waits.begin("short"), waits.begin("long")
+    assert (short.deadline, short.is_over) == (30, False)
+    waits.now = 30
+    short.expire()
+    assert (short.is_over, short.end()) == (True, QueueTimeout())
+    waits.found = Loadable("worker w is draining", None)
+    long.expire()
+    assert (long.deadline, long.is_over) == (600, False)
+    long.expire()
+    assert (long.is_over, long.end(), waits.woken, waits.balancer.waiting) == (True, waits.found, [], 0)
+
+
+def test_a_client_that_leaves_returns_the_lease_that_it_just_got():
+    waits = Waits()
+    with_lease, without = waits.begin("a"), waits.begin("b")
+    waits.held.release()
+    assert (waits.woken, waits.endpoint.in_flight) == (["a"], 1)
+    with_lease.withdraw()
+    assert (waits.woken, waits.endpoint.in_flight) == (["a", "b"], 1)
+    without.withdraw()
+    without.withdraw()
+    assert (waits.endpoint.in_flight, waits.balancer.waiting) == (0, 0)
+
+
+def test_a_full_or_closed_queue_is_no_wait():
+    waits = Waits(queue_max=0)
+    refused = waits.begin("a")
+    assert (refused.is_over, refused.end()) == (True, Full(0))
+    waits.balancer.close()
+    refused = waits.begin("a")
+    assert (refused.is_over, refused.end(), waits.woken) == (True, Draining(), [])

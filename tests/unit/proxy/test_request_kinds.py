@@ -4,7 +4,7 @@ import pytest
 
 from ichat.errors import ApiError
 from ichat.http.request import Request
-from ichat.proxy.handler import is_control, kind_of
+from ichat.proxy.planes import is_control, kind_of
 from ichat.security.cors import cors_of
 
 CORS = cors_of(["https://page.example"], is_control)

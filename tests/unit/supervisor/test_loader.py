@@ -8,7 +8,6 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from support.gateway_lives import Output
 
 from ichat.config.schema import Config, ManagedWorkerConfig, Restart, Routing, SwapSetConfig, Timeouts
 from ichat.errors import ApiError
@@ -30,6 +29,30 @@ from ichat.supervisor.state import StateDirectory
 LOAD_S, END_S, SLEEP_S, WAKE_S = 20.0, 2.0, 3.0, 4.0
 TIMEOUTS = Timeouts(load_wait_s=600, drain_s=30)
 pids = itertools.count(1_000_001)
+
+
+class LogStore:
+    """The output of workers that write nothing."""
+
+    def path_of(self, worker_id):
+        return ""
+
+    def last_lines(self, worker_id, count):
+        return []
+
+    tail = last_lines
+
+    def expect(self, worker_id):
+        pass
+
+    def finish(self, worker_id):
+        pass
+
+    def forget(self, worker_id):
+        pass
+
+    async def end(self, worker_id):
+        await trio.lowlevel.checkpoint()
 
 
 class Process:
@@ -117,7 +140,7 @@ class Rig:
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
         parts = self.fleet.table, self.fleet.directory, self.fleet.managed
-        self.context = Context(config, *parts, LocalHost(state, Output(), GpuReader()), lambda: None)
+        self.context = Context(config, *parts, LocalHost(state, LogStore(), GpuReader()), lambda: None)
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)

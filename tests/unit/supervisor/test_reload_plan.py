@@ -391,8 +391,8 @@ SECTIONS = (
     "logs", "usage", "litellm_settings", "router_settings",
 )  # fmt: skip
 LATER = {
-    "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",
-    "logs.format", "usage.enabled",
+    "server_settings.host", "server_settings.port", "server_settings.relays", "server_settings.state_directory",
+    "logs.access_log", "logs.access_lines_max", "logs.directory", "logs.format", "usage.enabled",
 }  # fmt: skip
 WORKERS_TOO = {
     "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",

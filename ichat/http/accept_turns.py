@@ -1,0 +1,201 @@
+"""Accept connections in turns, from listening sockets that other processes may accept from as well.
+
+The kernel keeps a list of the processes that wait for a socket, and wakes the first of them for a new connection
+(EPOLLEXCLUSIVE). The list does not turn by itself: an idle process at its head would get every connection. So a process
+that has accepted removes the socket from its epoll and adds it again, which puts it at the end of the list. Adding also
+reports connections that wait already.
+"""
+
+import functools
+import logging
+import select
+import socket
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ichat.http.hub import Hub
+from ichat.http.listeners import close_all
+from ichat.http.parties import ConnectionCounts
+from ichat.listeners import Listeners
+
+log = logging.getLogger(__name__)
+
+ACCEPT_RETRY_S = 0.1
+ACCEPT_MAX = 16
+"""Accept at most this many connections before other tasks run. Each brings a request.
+With 64, a burst of new clients delayed all streams and first bytes by 64 requests."""
+EVENTS = select.EPOLLIN | select.EPOLLEXCLUSIVE
+"""Level-triggered. The kernel refuses to modify such an entry: it can only be removed and added."""
+OUT_ABOVE = 1.125
+SHED_ABOVE = 1.25
+MORE = 8
+"""This many more than a multiple of the mean are never too many: small numbers vary."""
+SHED_AFTER_S = 1.0
+SHED_EVERY = 10
+
+
+@attrs.frozen
+class Peers:
+    """All processes that accept from the same sockets, this process included, as they were a moment ago."""
+
+    connections: float
+    """Of a process, on average."""
+    requests: float
+    """In flight in a process, on average."""
+    is_fewest: bool
+    """Whether no other process has fewer connections than this process."""
+
+
+def stays_out(own: int, mean: float, *, is_fewest: bool) -> bool:
+    """Return whether a process with `own` connections leaves new connections to its peers; the fewest never does."""
+    return not is_fewest and own > mean * OUT_ABOVE + MORE
+
+
+def has_many_requests(own: int, mean: float) -> bool:
+    """Return whether a process has clearly more requests in flight than its peers."""
+    return own > mean * SHED_ABOVE + MORE
+
+
+def is_shed(number: int, many_since: float | None, now: float) -> bool:
+    """Return whether the response of this number ends its connection, so that the client connects to another process.
+
+    `many_since` is when the process began to have many requests, None if it has few; by the same clock as `now`.
+    """
+    return many_since is not None and now - many_since >= SHED_AFTER_S and number % SHED_EVERY == 0
+
+
+@attrs.define(eq=False)
+class Shedding:
+    """Ends some kept connections while a process has many requests: a proxy's few connections may be heavy."""
+
+    _hub: Hub
+    many_since: float | None = None
+    """On the hub's clock."""
+    _responses: int = 0
+
+    def see(self, requests: int, mean: float) -> None:
+        """Note how many requests are in flight, here and on average."""
+        if not has_many_requests(requests, mean):
+            self.many_since = None
+        elif self.many_since is None:
+            self.many_since = self._hub.update_clock()
+
+    def sheds_next(self) -> bool:
+        """Return whether the next response ends its connection."""
+        self._responses += 1
+        return is_shed(self._responses, self.many_since, self._hub.now)
+
+
+@attrs.define(eq=False)
+class AcceptTurns:
+    """Accepts from the sockets of a port, while this process does not have too many connections."""
+
+    _hub: Hub
+    _accepted: Callable[[socket.socket, object], None]
+    """Called by the hub with each connection and its address; it must not raise, see `Hub.watch`."""
+    _counts: ConnectionCounts
+    """Of this process."""
+    _turns: dict[socket.socket, Callable[[int], None]] = attrs.field(factory=dict[socket.socket, Callable[[int], None]])
+    """The hub calls such a function for each listening socket; empty before `run_forever` and after `retire`."""
+    _peers: Peers | None = None
+    _is_paused: bool = False
+    """Whether it waits after an error."""
+    is_out: bool = True
+    """Whether the sockets are not watched: `update` may change that."""
+    _failed: Listeners[[]] = attrs.field(factory=Listeners[[]])
+
+    def __repr__(self) -> str:
+        return f"<AcceptTurns of {len(self._turns)} sockets{' out' if self.is_out else ''}>"
+
+    async def run_forever(self, listeners: list[socket.socket]) -> None:
+        """Accept until cancelled; then close this process's descriptors of the sockets."""
+        self._turns = {listener: functools.partial(self._turn, listener) for listener in listeners}
+        try:
+            self.update()
+            while True:
+                while not self._is_paused:
+                    await self._failed.wait()
+                await trio.sleep(ACCEPT_RETRY_S)
+                self._is_paused = False
+                self.update()
+        finally:
+            self.stop()
+            close_all(listeners)
+
+    def see(self, peers: Peers) -> None:
+        """Compare with these peers from now on."""
+        self._peers = peers
+        self.update()
+
+    def update(self) -> None:
+        """Go out of the list of waiting processes, or back into it, by the numbers of connections."""
+        if self._is_paused or self._has_enough():
+            if not self.is_out:
+                self._go_out()
+                self.try_now()
+        elif self.is_out and self._turns:
+            self.is_out = False
+            for listener, turn in self._turns.items():
+                self._hub.watch(listener.fileno(), EVENTS, turn)
+
+    def try_now(self) -> None:
+        """Accept the connections that wait, `ACCEPT_MAX` of a socket at most.
+
+        Some may have woken this process and no other.
+        """
+        for turn in list(self._turns.values()):
+            turn(0)
+
+    def retire(self) -> None:
+        """Accept the connections that wait, and none after that: peers accept the rest."""
+        self._go_out()
+        self.try_now()
+        self.stop()
+
+    def stop(self) -> None:
+        """Accept nothing from now on. Harmless where that was said before."""
+        self._go_out()
+        self._turns = {}
+
+    def _has_enough(self) -> bool:
+        peers = self._peers
+        return peers is not None and stays_out(self._counts.total, peers.connections, is_fewest=peers.is_fewest)
+
+    def _go_out(self) -> None:
+        """Remove the sockets from the epoll, before they are closed: an entry outlives its descriptor."""
+        self.is_out = True
+        for listener in self._turns:
+            self._hub.forget(listener.fileno())
+
+    def _turn(self, listener: socket.socket, _events: int) -> None:
+        accepted = 0
+        while accepted < ACCEPT_MAX:
+            try:
+                sock, address = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                log.error("cannot accept: %s", error)
+                self._pause()
+                return
+            accepted += 1
+            self._accepted(sock, address)
+        if accepted and not self.is_out:
+            self._to_the_end(listener)
+
+    def _to_the_end(self, listener: socket.socket) -> None:
+        """Go to the end of the list of the processes that wait for this socket, or out of all lists."""
+        if self._peers is not None and self._has_enough():
+            self.update()
+        else:
+            fd = listener.fileno()
+            self._hub.forget(fd)
+            self._hub.watch(fd, EVENTS, self._turns[listener])
+
+    def _pause(self) -> None:
+        """Accept nothing for `ACCEPT_RETRY_S`: there may be no descriptor left."""
+        self._go_out()
+        self._is_paused = True
+        self._failed()

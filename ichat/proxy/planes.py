@@ -1,0 +1,72 @@
+"""Which part of the gateway answers a request: by its method and its path."""
+
+from typing import Literal
+
+from ichat import errors
+from ichat.http.heads import Headers
+from ichat.http.request import Request
+from ichat.observability.access_log import shown_path
+from ichat.observability.request_record import ROUTES
+from ichat.protocol.messages import HEARTBEAT_PATHS
+from ichat.protocol.prefixes import PREFIXES_PATH
+from ichat.proxy.wrong_addresses import is_wrong_base
+from ichat.security.cors import Cors
+
+CONTROL_BYTES_MAX = 4 * 1024 * 1024
+"""The largest body of a request to the control plane."""
+JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
+"""Routes of workers, which are answered here."""
+_RESPONSES = b"/v1/responses/"
+_CONTROL_EXACT = frozenset((
+    b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
+))  # fmt: skip
+_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
+
+RequestKind = Literal["model", "engine", "response", "preflight", "worker", "control", "wrong_method", "nowhere"]
+"""`model` is a known route, `engine` another route of an engine, `response` is about a kept response."""
+
+
+def is_control(path: bytes) -> bool:
+    """Return whether a path belongs to the control plane."""
+    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
+
+
+def is_for_model(method: bytes, path: bytes, headers: Headers, cors: Cors | None) -> bool:
+    """Return whether a request is answered by an upstream of a model; other methods of such paths are refused."""
+    is_post = method == b"POST"
+    if is_post and path in ROUTES:
+        return True
+    if is_control(path) or (is_post and path in JOINS):
+        return False
+    if cors is not None and cors.is_preflight(method, path, headers):
+        return False
+    if path.startswith(_RESPONSES):
+        return path.startswith(_RESPONSES + b"resp_") if is_post else method in (b"GET", b"HEAD", b"DELETE")
+    return is_post and path.startswith(b"/v1/") and not is_wrong_base(path)
+
+
+def kind_of(request: Request, cors: Cors | None) -> RequestKind:
+    """Return the kind of a request. Raises ApiError 405 for a method that no kept response has."""
+    path, is_post = request.path, request.method == b"POST"
+    if is_post and path in ROUTES:
+        return "model"
+    if cors is not None and cors.is_preflight(request.method, path, request.headers):
+        return "preflight"
+    if is_post and path in JOINS:
+        return "worker"
+    if is_control(path):
+        return "control"
+    if path.startswith(_RESPONSES) and _is_about_response(request):
+        return "response"
+    if is_post and path.startswith(b"/v1/") and not is_wrong_base(path):
+        return "engine"
+    return "wrong_method" if path in ROUTES else "nowhere"
+
+
+def _is_about_response(request: Request) -> bool:
+    """Return whether a request below `/v1/responses/` is about an earlier response. Raises ApiError 405."""
+    if request.method == b"POST":
+        return request.path.startswith(_RESPONSES + b"resp_")
+    if request.method not in (b"GET", b"HEAD", b"DELETE"):
+        raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), "DELETE, GET, HEAD")
+    return True

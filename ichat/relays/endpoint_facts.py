@@ -1,0 +1,49 @@
+"""The facts by which a relay sends requests to an endpoint: sent once, and again when it has changed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ichat.errors import Exit
+from ichat.http.pool import Upstream
+from ichat.http.tls import client_context
+from ichat.proxy.drop_params import ParamRules
+from ichat.proxy.external_routes import Route
+from ichat.relays.values import TalkError
+from ichat.routing.access import Access
+from ichat.routing.endpoint import EndpointFacts
+
+_RULES = ("drop_params", "additional_drop_params", "allowed_openai_params", "supported_openai_params")
+
+
+def facts_of(endpoint: EndpointFacts) -> dict[str, Any]:
+    """Return the facts about an endpoint, as JSON."""
+    upstream, access, route = endpoint.upstream, endpoint.access, endpoint.route
+    facts: dict[str, Any] = {
+        "id": endpoint.id.decode(), "name": upstream.name, "host": upstream.host, "port": upstream.port,
+        "tls": upstream.tls is not None, "ca": upstream.ca_certificates, "reports_usage": endpoint.reports_usage,
+    }  # fmt: skip
+    if access is not None:
+        headers = [[part.decode("latin-1") for part in pair] for pair in access.own_headers]
+        facts["access"] = [access.prefix.decode("latin-1"), headers]
+    if isinstance(route, Route):
+        rules = {name: getattr(route.rules, name) for name in _RULES}
+        facts["route"] = {"name": route.name, "upstream_model": route.upstream_model, "rules": rules}
+    return facts
+
+
+def endpoint_of(facts: Mapping[str, Any]) -> EndpointFacts:
+    """Return an endpoint with these facts; it may read a file. Raises TalkError."""
+    try:
+        tls = client_context(facts["ca"]) if facts["tls"] else None
+        upstream = Upstream(facts["name"], facts["host"], facts["port"], tls)
+        access = route = None
+        if "access" in facts:
+            prefix, headers = facts["access"]
+            pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            access = Access(prefix.encode("latin-1"), pairs)
+        if "route" in facts:
+            given = facts["route"]
+            route = Route(given["name"], ParamRules(**given["rules"]), given["upstream_model"])
+        return EndpointFacts(facts["id"].encode(), upstream, route, access, facts["reports_usage"] is True)
+    except (KeyError, TypeError, ValueError, AttributeError, Exit) as error:
+        raise TalkError(f"The facts about an endpoint are damaged: {error}.") from error

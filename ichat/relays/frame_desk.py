@@ -1,0 +1,191 @@
+"""A relay's side of decisions: the requests that ask the owner, each woken by the frame that answers it."""
+
+import itertools
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.proxy.progress import RequestProgress
+from ichat.proxy.steps import Outcome
+from ichat.relays.endpoint_facts import endpoint_of
+from ichat.relays.link import whole
+from ichat.relays.relay_talk import RelayTalk
+from ichat.relays.values import (
+    COPIES,
+    Frame,
+    MonotonicNs,
+    Note,
+    Refused,
+    SentAsk,
+    SentOutcome,
+    SentStep,
+    TalkError,
+    TrioClock,
+    WaitsFor,
+)
+from ichat.routing.endpoint import EndpointFacts
+
+TOLD_MAX = 200
+"""The number of requests of which operators see how far they have got."""
+
+
+@attrs.define(eq=False)
+class Asking:
+    """A request that asks. It has a single task."""
+
+    number: int
+    cancel: Callable[[], None]
+    """Called when an operator cancels the request."""
+    comment: Callable[[bytes], None]
+    """Called with the text of a comment, for a stream that waits."""
+    progress: RequestProgress | None = None
+    """How far the request has got; None: it has only a head."""
+    _answers: list[Frame] = attrs.field(factory=list[Frame])
+    _task: trio.lowlevel.Task | None = None
+
+    def answer(self, frame: Frame) -> None:
+        """Wake the task with a frame."""
+        self._answers.append(frame)
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self) -> Frame:
+        """Return the next answer."""
+        if not self._answers:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abandon)
+        return self._answers.pop(0)
+
+    def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class FrameDesk:
+    """Asks the owner, and knows the endpoints that it has named."""
+
+    def __init__(
+        self,
+        talk: RelayTalk,
+        send: Callable[[Frame], None],
+        send_late: Callable[[Frame], None],
+        now: Callable[[], MonotonicNs],
+    ) -> None:
+        """`send` sends a frame after a check of the order, `send_late` sends a frame that may wait."""
+        self._talk = talk
+        self._send = send
+        self._send_late = send_late
+        self._now = now
+        self._last = 0
+        self.asking: dict[int, Asking] = {}
+        self.endpoints: dict[int, EndpointFacts] = {}
+        """Endpoints by the owner's numbers."""
+
+    def __repr__(self) -> str:
+        return f"<FrameDesk {len(self.asking)} asking, {len(self.endpoints)} endpoints>"
+
+    def new_number(self) -> int:
+        """Return a number that no request of this relay has."""
+        self._last = self._last + 1 if self._last < COPIES - 1 else 1
+        while self._last in self._talk.requests:
+            self._last += 1
+        return self._last
+
+    def begin(
+        self,
+        asked: SentAsk,
+        *,
+        cancel: Callable[[], None],
+        comment: Callable[[bytes], None],
+        progress: RequestProgress | None = None,
+    ) -> Asking:
+        """Ask, and return where the answers arrive; `end` must follow. Raises ApiError if there is no owner."""
+        frames = self._talk.ask(asked, asked.number, self._now())
+        if not frames:
+            self._talk.sends(Note("leave", asked.number), self._now())
+            raise errors.owner_away()
+        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress)
+        for frame in frames:
+            self._send(frame)
+        return asking
+
+    def end(self, asking: Asking) -> None:
+        """Receive no more answers; a request that still asks leaves."""
+        del self.asking[asking.number]
+        one = self._talk.requests.get(asking.number)
+        if one is not None and one.phase in ("head", "admitted", "asked"):
+            self._say(Note("leave", asking.number))
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next outcome."""
+        return self._talk.next_seq
+
+    def report(self, sent: SentOutcome, *, may_wait: bool = False) -> None:
+        """Send the outcome of an attempt; it has the next number. If it may wait, it leaves with the next frame."""
+        send = self._send_late if may_wait and not sent.wants_next else self._send
+        for one in self._talk.sends(sent, self._now()):
+            send(one)
+
+    def send(self, frame: Frame) -> None:
+        """Send another frame about a request."""
+        self._say(frame)
+
+    def _say(self, frame: Frame) -> None:
+        for one in self._talk.sends(frame, self._now()):
+            self._send(one)
+
+    def receive(self, frame: Frame, *, has_effect: bool) -> None:
+        """Use a frame of the owner about a request. Raises TalkError."""
+        if isinstance(frame, SentStep | Refused | WaitsFor):
+            asking = self.asking.get(frame.number)
+            if asking is not None and has_effect:
+                asking.answer(frame)
+            elif isinstance(frame, SentStep):  # the request has left: nothing was sent
+                outcome = Outcome("left", frame.step.endpoint)
+                self.report(SentOutcome(frame.number, frame.attempt, self.next_seq, outcome, ended_at=self._now()))
+        elif isinstance(frame, Note):
+            self._receive_note(frame)
+
+    def _receive_note(self, frame: Note) -> None:
+        asking = self.asking.get(frame.number)
+        if frame.kind == "endpoint":
+            self.endpoints[whole(frame, "at")] = endpoint_of(frame.content)
+        elif asking is None:
+            pass
+        elif frame.kind == "go":
+            asking.answer(frame)
+        elif frame.kind == "cancel":
+            asking.cancel()
+        elif frame.kind == "hint":
+            asking.comment(str(frame.content.get("comment", "")).encode())
+
+    def lose_owner(self) -> None:
+        """Refuse the requests that ask: no owner will answer them."""
+        failure = Note("gone")
+        for number, asking in self.asking.items():
+            one = self._talk.requests.get(number)
+            if one is not None and one.phase in ("head", "asked"):
+                asking.answer(failure)
+
+    def told(self, clock: TrioClock) -> Note | None:
+        """Return how far the oldest requests have got with their endpoints; None if there are none."""
+        rows: list[list[object]] = []
+        for number, asking in itertools.islice(self.asking.items(), TOLD_MAX):
+            leg = None if asking.progress is None else asking.progress.leg
+            if leg is not None:
+                mover = None if leg.relay is None else leg.relay.body
+                times = [None if at is None else clock.ns_of(at) for at in (leg.asked_at, leg.answered_at)]
+                sizes = [0, 0] if mover is None else [mover.bytes_out, mover.chunks]
+                rows.append([number, *times, leg.is_stream, leg.status, *sizes])
+        return Note("told", 0, {"rows": rows}) if rows else None
+
+    def endpoint(self, sent: SentStep) -> EndpointFacts:
+        """Return the endpoint of a step. Raises TalkError."""
+        found = self.endpoints.get(int(sent.address))
+        if found is None:
+            raise TalkError(f"The endpoint of the request {sent.number} was not named.")
+        return found

@@ -1,0 +1,248 @@
+"""The owner's side of decisions: the requests at a relay, decided as those of this process are."""
+
+import itertools
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ichat import errors
+from ichat.errors import ApiError
+from ichat.http.heads import Headers, RequestHead
+from ichat.observability.request_record import CLIENT_LEFT, ROUTES
+from ichat.protocol.messages import PEER_HEADER
+from ichat.proxy.handler import Gateway
+from ichat.proxy.refusals import Failure
+from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
+from ichat.relays.endpoint_facts import facts_of
+from ichat.relays.gaps import add_gaps
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
+from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
+from ichat.relays.timers import Timers
+from ichat.relays.values import (
+    HEAD_ONLY,
+    HIDES_KEYS,
+    HURRIES,
+    MAY_STEER,
+    TELLS_HEAD,
+    Frame,
+    FrameError,
+    HeadSeen,
+    Note,
+    Refused,
+    SentAsk,
+    SentOutcome,
+    SentStep,
+    TalkError,
+    TrioClock,
+    WaitsFor,
+)
+from ichat.routing.endpoint import Endpoint, EndpointFacts
+
+
+class OwnerDesk(RelayDesk):
+    """Decides on the requests of a relay."""
+
+    def __init__(self, relay: RelayAtOwner, handler: Gateway, timers: Timers, clock: TrioClock) -> None:
+        self._relay = relay
+        self._handler = handler
+        self._context = handler.context
+        self._timers = timers
+        self._clock = clock
+        self._requests: dict[int, RequestAtRelay] = {}
+        self._numbers = itertools.count(1)
+        self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
+        """The numbers of endpoints that the relay knows, each with the facts that it has got."""
+
+    def __repr__(self) -> str:
+        return f"<OwnerDesk {len(self._requests)} requests>"
+
+    # Frames.
+
+    def receives(self, frame: Frame) -> None:
+        """Called with each frame about a request. Raises TalkError."""
+        if isinstance(frame, SentAsk):
+            self._ask(frame)
+        elif isinstance(frame, SentOutcome):
+            self._end_attempt(frame)
+        elif isinstance(frame, HeadSeen):
+            one = self._requests.get(frame.number)
+            if one is not None:
+                one.hear(frame.status)
+        elif isinstance(frame, Note) and frame.kind == "leave":
+            one = self._requests.get(frame.number)
+            if one is not None:
+                phase = one.phase
+                self._note_cut(one, was_cancelled=False)
+                self._finish(one, phase)
+            self._relay.send(Note("gone", frame.number))
+        elif isinstance(frame, Note) and frame.kind == "told":
+            self._note_told(frame.content.get("rows"))
+        elif isinstance(frame, Note) and frame.kind == "sums":
+            add_gaps(frame.content.get("gaps"), self._context.gaps)
+
+    def _note_told(self, rows: Any) -> None:
+        """Note how far requests have got with their endpoints. Raises TalkError."""
+        try:
+            for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
+                one = self._requests.get(number)
+                if one is not None and one.desk.lease is not None:
+                    asked, answered = self._trio_of(asked_at), self._trio_of(answered_at)
+                    one.told = Report(
+                        asked, answered, answered, is_stream is True, int(status), int(bytes_out), int(chunks)
+                    )
+        except (TypeError, ValueError) as error:
+            raise TalkError(f"The report about requests is damaged: {error}.") from error
+
+    def _trio_of(self, at: Any) -> float | None:
+        return None if at is None else self._clock.trio_of(at)
+
+    def end(self) -> None:
+        """Called when the relay has ended: so have its requests, and their places are free."""
+        for one in [*self._requests.values()]:
+            phase = one.phase
+            one.ended(502, "relay_lost")
+            self._finish(one, phase)
+
+    def _ask(self, asked: SentAsk) -> None:
+        head, handler = head_of(asked), self._handler
+        try:
+            caller = handler.authenticate(head, asked.peer)
+        except ApiError as error:
+            handler.refused(error, asked.id.encode(), asked.peer, head)
+            self._relay.send(Refused(asked.number, Refuse(Failure.of(error))))
+            return
+        if asked.bits & HEAD_ONLY:
+            self._relay.send(Note("go", asked.number))
+            return
+        one = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
+        one.begin(self._context, caller, self._clock.trio_of(asked.at))
+        self._requests[asked.number] = one
+        handler.begin(one, one.desk, head.headers, head.path, is_known=head.path in ROUTES)
+        try:
+            step = one.first_step()
+        except ApiError as error:
+            self._refuse(one, Failure.of(error))
+        else:
+            self._carry_out(one, step)
+
+    # Steps.
+
+    def _go_on(self, one: RequestAtRelay, step: Step) -> None:
+        """Carry out the step after a wait; a relay that cannot get it ends."""
+        try:
+            self._carry_out(one, step)
+        except (TalkError, FrameError) as error:
+            self._relay.kill(str(error))
+
+    def _carry_out(self, one: RequestAtRelay, step: Step) -> None:
+        """Send the relay a step, or have the request wait."""
+        if isinstance(step, AttemptStep):
+            self._send_step(one, step)
+        elif isinstance(step, Wait):
+            self._relay.send(WaitsFor(one.asked.number, step))
+            one.begin_wait(step)
+        elif isinstance(step, Refuse):
+            self._refuse(one, step.failure)
+        else:
+            self._finish(one)
+
+    def _send_step(self, one: RequestAtRelay, step: AttemptStep) -> None:
+        """Send the relay an attempt."""
+        desk = one.desk
+        lease, grant = desk.lease, desk.grant
+        assert lease is not None
+        endpoint, circuit = lease.endpoint, lease.endpoint.circuit
+        bits = MAY_STEER * grant.may_steer | HIDES_KEYS * grant.hides_keys
+        if endpoint.in_flight >= endpoint.in_flight_max or grant.bounds_in_flight:
+            bits |= HURRIES
+        if circuit.failures or circuit.open_until is not None:
+            bits |= TELLS_HEAD
+        one.step, one.was_heard, one.told = step, False, None
+        one.attempt += 1
+        self._relay.send(SentStep(
+            one.asked.number, one.attempt, step, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
+            settings=self._relay.talk.settings, queued_s=desk.queued_s, ticket=desk.ticket,
+        ))  # fmt: skip
+
+    def _name(self, endpoint: Endpoint, facts: EndpointFacts) -> bytes:
+        """Return the number by which the relay knows an endpoint, after it has got all facts of it."""
+        known = self._named.get(endpoint)
+        if known is None or known[1] is not facts:
+            name = known[0] if known is not None else b"%d" % next(self._numbers)
+            known = self._named[endpoint] = (name, facts)
+            self._relay.send(Note("endpoint", 0, {"at": int(name), **facts_of(facts)}))
+        return known[0]
+
+    # Outcomes, and the end.
+
+    def _end_attempt(self, sent: SentOutcome) -> None:
+        one = self._requests.get(sent.number)
+        if one is None or one.step is None or one.desk.lease is None:
+            return
+        outcome, desk = sent.outcome, one.desk
+        one.note(sent, self._clock)
+        if outcome.kind in ("left", "cancelled"):
+            self._note_cut(one, was_cancelled=outcome.kind == "cancelled")
+            self._finish(one, outcome.why or one.phase)
+            return
+        if outcome.kind == "answered":
+            step = desk.end_answered(
+                outcome.status, sent.usage, tells_cached=sent.tells_cached, is_usage_lost=sent.has_lost_usage
+            )
+        else:
+            step = desk.end_attempt(one.step, outcome)
+        if sent.wants_next:
+            self._carry_out(one, step)
+        else:
+            self._finish(one)
+
+    def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
+        one.ended(failure.status, failure.code)
+        self._handler.count_refusal(failure.limit or failure.code, one.desk.caller)
+        self._relay.send(Refused(one.asked.number, Refuse(failure)))
+        self._finish(one)
+
+    def _note_cut(self, one: RequestAtRelay, *, was_cancelled: bool) -> None:
+        """Note that the client has left, or that an operator has cancelled the request."""
+        if was_cancelled or self._handler.in_flight.requests.get(one):
+            one.failed(errors.request_cancelled())
+            if not one.is_answered:
+                self._handler.count_refusal(one.error, one.desk.caller)
+        else:
+            one.ended(CLIENT_LEFT, "client_left")
+
+    def _finish(self, one: RequestAtRelay, phase: str = "") -> None:
+        del self._requests[one.asked.number]
+        one.end_waits()
+        one.desk.close(0 if one.usage is None else one.usage.input + one.usage.output)
+        self._handler.finish(one, phase)
+
+
+def peer_of(head: RequestHead, peer: str) -> str:
+    """Return the peer of a forwarded request: the relay names it, and only relays reach the inner socket."""
+    return head.by_name.get(PEER_HEADER, peer.encode()).decode("latin-1")
+
+
+class RecordedRefusals:
+    """Records the refusals of relays before there was a request."""
+
+    def __init__(self, handler: Gateway) -> None:
+        self._handler = handler
+
+    def __call__(self, frame: Note) -> None:
+        """Record a refusal. Raises TalkError for a damaged frame."""
+        content = frame.content
+        try:
+            status, code, limit = int(content["status"]), str(content["code"]), str(content["limit"])
+            error = ApiError(status, code, "", limit=limit)
+            self._handler.refused(error, str(content["id"]).encode(), str(content["peer"]), _head_in(content))
+        except (KeyError, ValueError, TypeError, AttributeError) as broken:
+            raise TalkError("A `record` is damaged.") from broken
+
+
+def _head_in(content: Any) -> RequestHead | None:
+    parts, pairs = content.get("head"), content.get("headers", [])
+    if parts is None:
+        return None
+    method, target, version = (str(part).encode("latin-1") for part in parts)
+    headers: Headers = [(str(name).encode("latin-1"), str(value).encode("latin-1")) for name, value in pairs]
+    return RequestHead(method, target, version, headers, 0)

@@ -1,0 +1,328 @@
+"""A relay: it accepts connections and moves bytes, and its owner decides.
+
+The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, and those
+of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
+"""
+
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import trio
+
+from ichat.errors import ApiError, Exit
+from ichat.http.accept_turns import Peers
+from ichat.http.front_door import FrontDoor
+from ichat.http.heads import Headers, RequestHead
+from ichat.http.hub import READABLE, Hub
+from ichat.http.listeners import adopt_listeners
+from ichat.http.pool import Pool
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.http.tls import server_context
+from ichat.proxy.client_sink import SEALED
+from ichat.proxy.planes import is_control, is_for_model
+from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
+from ichat.relays.frame_desk import FrameDesk
+from ichat.relays.link import whole
+from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
+from ichat.relays.relay_talk import RelayTalk
+from ichat.relays.settings import RelaySettings
+from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
+from ichat.relays.wire import FrameWire, receive_descriptors
+from ichat.security.cors import Cors, cors_of
+
+log = logging.getLogger(__name__)
+
+LAST_S = 2.0
+"""How long clients that follow a log have to get its last lines when the relay ends."""
+_EXEMPT = (b"/v1/logs/", b"/v1/admin/events")
+
+
+def monotonic_now() -> MonotonicNs:
+    """Return the time that all processes of this machine have in common."""
+    return MonotonicNs(time.monotonic_ns())
+
+
+class RelayProcess:
+    """The parts of a relay, and the handling of its owner's frames."""
+
+    def __init__(self, descriptors: socket.socket, directory: str) -> None:
+        """`descriptors` is the socket to the owner, `directory` is the gateway's state directory."""
+        self._descriptors = descriptors
+        self._hub = Hub()
+        self._talk = RelayTalk()
+        self._wire: FrameWire | None = None
+        self._settings: RelaySettings | None = None
+        self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
+        self._listeners: list[socket.socket] = []
+        self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
+        self._desk = FrameDesk(self._talk, self._send_now, self._send_late, monotonic_now)
+        self._parts: RelayParts | None = None
+        self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
+        self._cors: Cors | None = None
+        self._door: FrontDoor[None] | None = None
+        self._requests = 0
+        """In flight, as the owner heard last."""
+        self._ended = trio.Event()
+        """Set when this process must end."""
+        self._nursery: trio.Nursery
+
+    def __repr__(self) -> str:
+        return f"<RelayProcess {self._door!r}>"
+
+    async def run(self) -> None:
+        """Serve until the owner says so, or until it has gone."""
+        self._descriptors.setblocking(False)
+        async with trio.open_nursery() as outer:
+            outer.start_soon(self._hub.run_forever)
+            await outer.start(self._pool.run_forever)
+            self._hub.watch(self._descriptors.fileno(), READABLE, self._on_descriptors)
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._obey_signals)
+                await self._ended.wait()
+                if self._door is not None:
+                    await self._door.wait_until_left(LAST_S)
+                self._nursery.cancel_scope.cancel()
+            self._pool.close_idle()
+            if self._wire is not None:
+                self._wire.close()
+            outer.cancel_scope.cancel()
+
+    async def _obey_signals(self) -> None:
+        """End in good order at SIGTERM: the owner starts another relay."""
+        import signal
+
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            await anext(signals)
+            log.info("stop signal: draining")
+            await self._drain()
+            self._ended.set()
+
+    # The owner's frames.
+
+    def _on_descriptors(self, _events: int) -> None:
+        try:
+            while True:
+                received = receive_descriptors(self._descriptors)
+                if received is None:
+                    self._hub.forget(self._descriptors.fileno())
+                    if self._wire is None:
+                        self._ended.set()
+                    return
+                self._take(*received)
+        except BlockingIOError:
+            return
+        except (OSError, FrameError, TalkError, Exit) as error:
+            log.error("the owner's descriptors cannot be used: %s", error)
+            self._ended.set()
+
+    def _take(self, message: Note, descriptors: list[int]) -> None:
+        """Use the descriptors of a message."""
+        if message.kind == "frames" and len(descriptors) == 1 and self._wire is None:
+            sock = socket.socket(fileno=descriptors[0])
+            self._wire = FrameWire(self._hub, sock, self._on_frame, self._on_owner_gone)
+        elif message.kind == "listen" and descriptors:
+            self._listeners += adopt_listeners(descriptors)
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise TalkError(f"A message {message.kind!r} with {len(descriptors)} descriptors is unknown.")
+
+    def _on_frame(self, frame: Frame) -> None:
+        """Called with each frame of the owner. Raises TalkError."""
+        if frame.kind == "hello" and isinstance(frame, Note) and self._talk.term == 0:
+            for answer in self._talk.meet_owner(frame, monotonic_now()):
+                self._send_now(answer)
+            return
+        has_effect = self._talk.receives(frame, monotonic_now())
+        if isinstance(frame, Note):
+            handle = self._NOTES.get(frame.kind)
+            if handle is not None:
+                handle(self, frame)
+                return
+        self._desk.receive(frame, has_effect=has_effect)
+
+    def _on_owner_gone(self, why: str) -> None:
+        """Called when the connection for frames has ended: streams go on to their end, and nothing new is accepted."""
+        if not self._ended.is_set():
+            if why:
+                log.error("the connection to the owner has ended: %s", why)
+            self._desk.lose_owner()
+            self._talk.lose_owner(monotonic_now())
+            self._nursery.start_soon(self._drain_and_end)
+
+    async def _drain_and_end(self) -> None:
+        await self._drain()
+        self._ended.set()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame to the owner, in the order of frames."""
+        for one in self._talk.sends(frame, monotonic_now()):
+            self._send_now(one)
+
+    def _send_now(self, frame: Frame) -> None:
+        if self._wire is not None:
+            self._wire.send(frame)
+
+    def _send_late(self, frame: Frame) -> None:
+        if self._wire is not None:
+            self._wire.send(frame, may_wait=True)
+
+    # Settings.
+
+    def _on_settings(self, frame: Note) -> None:
+        settings = RelaySettings.read(frame.content.get("settings", {}))
+        self._nursery.start_soon(self._prepare, whole(frame, "version"), settings)
+
+    async def _prepare(self, version: int, settings: RelaySettings) -> None:
+        """Make everything that these settings need, and answer whether that was possible."""
+        tls = None
+        try:
+            if settings.tls_certificate is not None and settings.tls_key is not None:
+                tls = await trio.to_thread.run_sync(server_context, settings.tls_certificate, settings.tls_key)
+        except Exit as exit_:
+            self.send(Note("cannot", 0, {"version": version, "why": str(exit_)}))
+            return
+        self._offered = version, settings, tls
+        self.send(Note("prepared", 0, {"version": version}))
+
+    def _on_commit(self, _frame: Note) -> None:
+        assert self._offered is not None, "the order of frames was checked"
+        _, settings, tls = self._offered
+        self._offered, self._settings = None, settings
+        if self._parts is None:
+            clock = TrioClock.read(trio.current_time(), monotonic_now())
+            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+        self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
+        self._cors = cors_of(settings.cors_origins, is_control)
+        self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
+        logging.getLogger("ichat").setLevel(settings.log_level.upper())
+        if self._door is None:
+            self._door = FrontDoor(
+                b"gateway", self._answer, _admit_all, self._hub, settings.limits, settings.timeouts, tls, self._refused,
+                more_headers=self._more_headers, admit=self._admit,
+            )  # fmt: skip
+        else:
+            self._door.use_settings(settings.limits, settings.timeouts)
+            self._door.use_certificate(tls)
+
+    def _on_forget(self, _frame: Note) -> None:
+        self._offered = None
+
+    # Accepting, and the end.
+
+    def _on_accept(self, _frame: Note) -> None:
+        if self._door is None or not self._listeners:
+            raise TalkError("Nothing can be accepted without settings and listeners.")
+        listeners, self._listeners = self._listeners, []
+        self._nursery.start_soon(self._door.serve_forever, listeners)
+
+    def _on_pulse(self, frame: Note) -> None:
+        if self._door is None:
+            return
+        numbers = [frame.content.get(name) for name in ("connections", "requests")]
+        if all(isinstance(number, int | float) for number in numbers):
+            means: list[Any] = numbers
+            is_fewest = frame.content.get("is_fewest") is True
+            self._door.see_peers(Peers(*means, is_fewest=is_fewest), self._requests)
+        self._send_pulse()
+
+    def _send_pulse(self) -> None:
+        assert self._door is not None
+        self._requests = sum(not client.idle for client in self._door.clients)
+        self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": self._requests}))
+        if self._parts is None:
+            return
+        self._send_sums(self._parts)
+        told = self._desk.told(self._parts.clock)
+        if told is not None:
+            self.send(told)
+
+    def _send_sums(self, parts: RelayParts) -> None:
+        gaps = parts.gaps.report()
+        if gaps:
+            self.send(Note("sums", 0, {"gaps": gaps}))
+
+    def _on_drain(self, _frame: Note) -> None:
+        self._nursery.start_soon(self._drain_and_say_so)
+
+    async def _drain_and_say_so(self) -> None:
+        await self._drain()
+        if self._parts is not None:
+            self._send_sums(self._parts)
+        self.send(Note("drained"))
+
+    async def _drain(self) -> None:
+        if self._door is not None:
+            await self._door.drain()
+
+    def _on_hurry(self, _frame: Note) -> None:
+        if self._door is not None:
+            self._door.hurry()
+
+    def _on_end(self, _frame: Note) -> None:
+        self._ended.set()
+
+    _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
+        "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
+        "drain": _on_drain, "hurry": _on_hurry, "end": _on_end, "bye": _on_end,
+    }  # fmt: skip
+
+    # Requests.
+
+    async def _admit(self, head: RequestHead, client: Client) -> None:
+        """Raise ApiError for a body that the owner would not read."""
+        assert self._parts is not None
+        asked = asked_of(
+            self._desk.new_number(), head, client.peer, session_header=self._parts.session_header, at=monotonic_now(),
+            bits=HEAD_ONLY,
+        )  # fmt: skip
+        headers = asked.headers
+        if head.by_name.get(b"content-type") == b"application/json":
+            headers += ((b"content-type", b"application/json"),)
+        length = UNKNOWN if head.length is None else min(head.length, UNKNOWN - 1)
+        await admit(self._desk, asked._replace(body_bytes=length, headers=headers))
+
+    async def _answer(self, request: Request, client: Client, _caller: None) -> None:
+        """Have a request answered. Raises ApiError if nothing has been sent."""
+        if is_for_model(request.method, request.path, request.headers, self._cors):
+            assert self._parts is not None
+            await RelayExchange(self._parts, request, client).forward()
+            return
+        if request.path.startswith(_EXEMPT):
+            client.exempt_from_drain()
+        if self._wire is not None:
+            self._wire.flush()  # the answer may be about requests that have just ended
+        await self._inner.forward(request, client)
+
+    def _more_headers(self, head: RequestHead) -> Headers:
+        """Return the headers for browsers in the response to a request with this head."""
+        sealed = () if is_control(head.path) else SEALED
+        return [*sealed] if self._cors is None else [*sealed, *self._cors.headers_for(head.path, head.headers)]
+
+    def _refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
+        """Report a refusal of bytes that were not yet a request: the owner counts and logs it."""
+        content: dict[str, Any] = {
+            "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
+        }  # fmt: skip
+        if head is not None:
+            content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
+            content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
+        try:
+            self.send(Note("record", 0, content))
+        except FrameError:
+            self.send(Note("record", 0, {**content, "headers": []}))
+
+
+def _admit_all(_head: RequestHead, _peer: str) -> None:
+    """Identify no client: only the owner knows keys."""
+
+
+async def run(descriptors: socket.socket, directory: str) -> None:
+    """Run a relay until its owner ends it, or has gone."""
+    await RelayProcess(descriptors, directory).run()

@@ -1,0 +1,324 @@
+"""A relay's side of the talk with its owners: the order of frames, and the state that outlives an owner.
+
+An ask is answered once: by a step, by a refusal, or by `gone` after it has left. A step has a single outcome. While
+there is no owner the relay decides nothing: requests wait, and outcomes are kept until an owner has settled them.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+import attrs
+
+from ichat.relays.layouts import ENDS
+from ichat.relays.link import Link, hello, request_in, whole
+from ichat.relays.values import (
+    COPIES,
+    HEAD_ONLY,
+    NEVER,
+    TELLS_HEAD,
+    Frame,
+    HeadSeen,
+    MonotonicNs,
+    Note,
+    SentAsk,
+    SentOutcome,
+    SentStep,
+    TalkError,
+)  # fmt: skip
+
+OUTCOMES_MAX = 100_000
+"""Beyond this number of unsettled outcomes, unsent outcomes are added up."""
+AGAIN_MAX = 2
+"""A request is not asked again after the deaths of this number of owners."""
+RECENT_S = 61
+ROWS_MAX = 1000
+"""Of a frame `report` or `added`."""
+_S = 1_000_000_000
+_ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go": ("head", "left"), "gone": ("left",)}
+"""The phases of a request in which the owner may send these frames. A client may leave while they are sent."""
+
+
+@attrs.define
+class RequestHere:
+    """A request at its relay. `admitted`: its head was, and its body arrives; `left`: its client has gone."""
+
+    asked: SentAsk | None
+    """None for a copy."""
+    connection: int
+    since: MonotonicNs
+    """Since when it has waited for a word of the owner; NEVER: it does not."""
+    phase: Literal["head", "admitted", "asked", "left", "trying"]
+    step: SentStep | None = None
+    has_left: bool = False
+    is_known: bool = True
+    """Whether the owner has its ask: a later owner than that of its step has not."""
+
+
+class RelayTalk:
+    """Checks the frames that a relay sends and receives, and knows the requests between them. Raises TalkError."""
+
+    def __init__(self, outcomes_max: int = OUTCOMES_MAX) -> None:
+        self.requests: dict[int, RequestHere] = {}
+        self.is_blocked = False
+        """Set while the owner does not read: outcomes wait here."""
+        self.unsettled: deque[SentOutcome | Note] = deque()
+        self.term = 0
+        self._outcomes_max = outcomes_max
+        self._link: Link | None = None
+        self._seq = self._sent = self._settled = 0
+        self._sums: dict[tuple[str, str, str], list[int]] = {}
+        """The outcomes that were added up, by key, model and endpoint: requests, tokens, and their numbers."""
+        self._recent: dict[tuple[int, str], list[int]] = {}
+        """The requests and tokens of the last minute, by second and key."""
+        self._asking: dict[int, int] = {}
+        """The open request of each connection."""
+        self._settings = 0
+
+    def __repr__(self) -> str:
+        return f"<RelayTalk with {len(self.requests)} requests, {len(self.unsettled)} unsettled>"
+
+    # Owners.
+
+    def lose_owner(self, now: MonotonicNs) -> None:
+        """The connection has ended: nothing more arrives from this owner."""
+        if self._link is not None:
+            self._settings, self._link = self._link.settings, None
+        for number in [number for number, one in self.requests.items() if one.phase == "left"]:
+            self._forget(number)
+        for one in self.requests.values():
+            one.since, one.is_known = now, False
+
+    def meet_owner(self, greeting: Note, now: MonotonicNs) -> list[Frame]:
+        """Return the frames that a new owner gets at its `hello`: report, outcomes, and each open ask again."""
+        term = whole(greeting, "term")
+        if self._link is not None or term <= self.term:
+            raise TalkError(f"The owner of term {term} is not later than that of term {self.term}.")
+        link = Link(is_owner=False, settings=self._settings)
+        link.check(greeting, is_sent=False)
+        frames: list[Frame] = [hello(self.term, self._settings), *self._reports(now)]
+        self._link, self.term, self.is_blocked = link, term, False
+        self._add_up(is_last=True)
+        frames += [
+            item._replace(wants_next=False) if isinstance(item, SentOutcome) else item for item in self.unsettled
+        ]
+        self._sent = self._seq
+        for one in self.requests.values():
+            if one.asked is not None and one.phase in ("head", "asked"):
+                one.asked, one.since = one.asked._replace(again=min(255, one.asked.again + 1)), now
+                one.is_known = True
+                frames.append(one.asked)
+        frames.append(Note("ready"))
+        for frame in frames:
+            link.check(frame, is_sent=True)
+        return frames
+
+    def _reports(self, now: MonotonicNs) -> list[Note]:
+        steps = [one.step for one in self.requests.values() if one.phase == "trying" and one.step is not None]
+        trying = [[one.number, one.attempt, one.step.endpoint, one.key, one.step.model] for one in steps]
+        self._drop_old(now)
+        recent = [[*at, *sums] for at, sums in self._recent.items()]
+        return [
+            Note("report", 0, {"trying": trying[at : at + ROWS_MAX], "recent": recent[at : at + ROWS_MAX]})
+            for at in range(0, max(1, len(trying), len(recent)), ROWS_MAX)
+        ]
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next outcome."""
+        return self._seq + 1
+
+    # Requests without an answer.
+
+    def overdue(self, now: MonotonicNs, wait_ns: int) -> list[int]:
+        """Return the numbers of requests that have waited for an owner for too long, or outlived too many of them."""
+        return [number for number, one in self.requests.items() if self._is_overdue(one, now, wait_ns)]
+
+    def _is_overdue(self, one: RequestHere, now: MonotonicNs, wait_ns: int) -> bool:
+        if one.phase not in ("head", "asked") or one.asked is None:
+            return False
+        outlived = self._link is None and one.asked.again >= AGAIN_MAX
+        return outlived or (one.since != NEVER and now - one.since >= wait_ns)
+
+    def give_up(self, number: int, now: MonotonicNs, wait_ns: int) -> list[Frame]:
+        """Have an overdue request refused by the relay itself, and return the frames for the owner."""
+        if not self._is_overdue(request_in(self.requests, number, "head", "asked"), now, wait_ns):
+            raise TalkError(f"The request {number} still waits for its owner.")
+        return self.sends(Note("leave", number), now)
+
+    # Frames to the owner.
+
+    def ask(self, asked: SentAsk, connection: int, now: MonotonicNs) -> list[Frame]:
+        """Note an ask, and return the frames to send now: none if there is no owner."""
+        one = self.requests.get(asked.number)
+        if asked.number >= COPIES or (one is not None and (one.phase != "admitted" or asked.bits & HEAD_ONLY)):
+            raise TalkError(f"The request {asked.number} cannot be asked now.")
+        if self._asking.get(connection, asked.number) != asked.number:
+            raise TalkError(f"The connection {connection} has an open request.")
+        self._asking[connection] = asked.number
+        self.requests[asked.number] = RequestHere(asked, connection, now, "head" if asked.bits & HEAD_ONLY else "asked")
+        return self._out(asked)
+
+    def sends(self, frame: Frame, now: MonotonicNs) -> list[Frame]:
+        """Note any other frame, and return the frames to send now."""
+        match frame:
+            case SentOutcome():
+                return self._end(frame, now)
+            case HeadSeen(number, _):
+                one = request_in(self.requests, number, "trying")
+                if one.step is None or not one.step.bits & TELLS_HEAD:
+                    raise TalkError(f"The owner does not want the head of the request {number}, or has it.")
+                one.step = one.step._replace(bits=one.step.bits & ~TELLS_HEAD)
+            case Note("leave", number):
+                one = request_in(self.requests, number, "head", "admitted", "asked")
+                if self._link is None or not one.is_known:
+                    self._forget(number)
+                    return []
+                one.phase = "left"
+            case Note("shadow", number):
+                request_in(self.requests, number, "trying")
+            case Note("report" | "ready" | "added" | "hello") | SentAsk():
+                raise TalkError(f"A frame `{frame.kind}` has a method of its own.")
+            case _:
+                pass
+        return self._out(frame)
+
+    def _out(self, frame: Frame) -> list[Frame]:
+        if self._link is None:
+            return []
+        self._link.check(frame, is_sent=True)
+        return [frame]
+
+    def _end(self, sent: SentOutcome, now: MonotonicNs) -> list[Frame]:
+        one, kind = request_in(self.requests, sent.number, "trying"), sent.outcome.kind
+        step = one.step
+        if step is None or sent.attempt != step.attempt or sent.seq != self._seq + 1:
+            raise TalkError(f"The outcome {sent.seq} of the request {sent.number} is not that of its attempt.")
+        if sent.wants_next and (kind in ENDS or one.asked is None):
+            raise TalkError(f"An attempt that is {kind} wants no next step.")
+        if one.has_left and kind != "left":
+            raise TalkError(f"The request {sent.number} has left, and is {kind}.")
+        self._seq = sent.seq
+        if sent.usage is not None:
+            self._count(step.key, now, 1, sent.usage.total)
+        if not sent.outcome.endpoint or sent.model != step.step.model or sent.key != step.key:
+            outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
+            sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
+        self.unsettled.append(sent)
+        if sent.wants_next and one.asked is not None:
+            tried = (*one.asked.tried, (step.step.endpoint, step.step.model, kind))
+            one.asked, one.phase, one.since, one.step = one.asked._replace(tried=tried), "asked", now, None
+        else:
+            self._forget(sent.number)
+        if self._link is None or self.is_blocked:
+            self._add_up()
+            return []
+        return self._send_all([sent])
+
+    def unblock(self) -> list[Frame]:
+        """Return the outcomes that have waited while the owner did not read."""
+        self.is_blocked = False
+        self._add_up(is_last=True)
+        return [] if self._link is None else self._send_all([*self.unsettled])
+
+    def _send_all(self, items: Iterable[SentOutcome | Note]) -> list[Frame]:
+        """Return unsent outcomes as frames. An owner that does not know a request gets its ask after the outcome."""
+        frames: list[Frame] = []
+        for item in items:
+            if _seq_of(item) <= self._sent:
+                continue
+            one = self.requests.get(item.number)
+            is_known = one is not None and one.is_known
+            is_answered = isinstance(item, SentOutcome) and item.wants_next and not is_known
+            frames += self._out(item._replace(wants_next=False) if is_answered else item)
+            if one is not None and one.asked is not None and not is_known and one.phase == "asked":
+                one.is_known = True
+                frames += self._out(one.asked)
+        self._sent = self._seq
+        return frames
+
+    def _add_up(self, *, is_last: bool = False) -> None:
+        """Add up unsent outcomes if there are too many; `is_last`: the sums are an outcome of their own now."""
+        if len(self.unsettled) > self._outcomes_max:
+            kept: deque[SentOutcome | Note] = deque()
+            for item in self.unsettled:
+                if not isinstance(item, SentOutcome) or item.seq <= self._sent or item.wants_next:
+                    kept.append(item)
+                    continue
+                sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0, 0])
+                sums[0] += 1
+                sums[1] += 0 if item.usage is None else item.usage.total
+                if self._link is not None:  # the next owner does not know the numbers
+                    sums.append(item.number)
+            self.unsettled = kept
+        if is_last:
+            rows = [[*names, *sums[:2], sums[2:]] for names, sums in self._sums.items()]
+            self._sums = {}
+            for at in range(0, len(rows), ROWS_MAX):
+                self._seq += 1
+                self.unsettled.append(Note("added", 0, {"seq": self._seq, "rows": rows[at : at + ROWS_MAX]}))
+
+    def _count(self, key: str, now: MonotonicNs, place: int, number: int) -> None:
+        sums = self._recent.get((now // _S, key))
+        if sums is None:
+            self._drop_old(now)
+            sums = self._recent[now // _S, key] = [0, 0]
+        sums[place] += number
+
+    def _drop_old(self, now: MonotonicNs) -> None:
+        """Drop the sums of the seconds before the last minute: the oldest are first."""
+        while self._recent:
+            oldest = next(iter(self._recent))
+            if oldest[0] > now // _S - RECENT_S:
+                return
+            del self._recent[oldest]
+
+    # Frames from the owner.
+
+    def receives(self, frame: Frame, now: MonotonicNs) -> bool:
+        """Note a frame of the owner, and return whether it has an effect. A step without effect gets `left`."""
+        if self._link is None:
+            raise TalkError(f"A frame `{frame.kind}` is from no owner.")
+        self._link.check(frame, is_sent=False)
+        if isinstance(frame, SentStep):
+            return self._begin(frame, now)
+        kind = frame.kind
+        if isinstance(frame, Note) and kind == "settled":
+            self._settle(whole(frame, "seq"))
+        if kind not in _ANSWERS:
+            return kind != "cancel" or frame.number in self.requests
+        one = request_in(self.requests, frame.number, *_ANSWERS[kind])
+        has_effect = one.phase != "left"
+        if kind in ("refuse", "gone"):
+            self._forget(frame.number)
+        else:
+            one.since = NEVER
+            if kind == "go" and has_effect:
+                one.phase = "admitted"
+        return has_effect
+
+    def _begin(self, sent: SentStep, now: MonotonicNs) -> bool:
+        number = sent.number
+        if number >= COPIES and number not in self.requests:
+            self.requests[number] = RequestHere(None, 0, NEVER, "asked")
+        one = request_in(self.requests, number, "asked", "left")
+        one.has_left, one.phase, one.step = one.phase == "left", "trying", sent
+        if sent.attempt == 1:
+            self._count(sent.key, now, 0, 1)
+        return not one.has_left
+
+    def _settle(self, seq: int) -> None:
+        if not self._settled <= seq <= self._sent:
+            raise TalkError(f"The outcome {seq} cannot be settled: {self._sent} were sent.")
+        self._settled = seq
+        while self.unsettled and _seq_of(self.unsettled[0]) <= seq:
+            self.unsettled.popleft()
+
+    def _forget(self, number: int) -> None:
+        one = self.requests.pop(number)
+        if one.asked is not None:
+            del self._asking[one.connection]
+
+
+def _seq_of(item: SentOutcome | Note) -> int:
+    return item.seq if isinstance(item, SentOutcome) else whole(item, "seq")

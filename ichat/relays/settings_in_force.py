@@ -1,0 +1,102 @@
+"""The settings of all relays: each has the same, or a change is refused."""
+
+from collections.abc import Mapping
+
+import trio
+
+from ichat.config.schema import Config
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.listeners import Listeners
+from ichat.relays.link import whole
+from ichat.relays.relay_at_owner import RelayAtOwner
+from ichat.relays.settings import RelaySettings
+from ichat.relays.values import Note
+
+PREPARE_S = 5.0
+"""How long relays may need for other settings."""
+
+
+class SettingsInForce:
+    """The settings in force in all relays, and those that are offered to them."""
+
+    def __init__(self, config: Config, count: int, relays: Mapping[int, RelayAtOwner]) -> None:
+        """`count` is the number of relays."""
+        self._relays = relays
+        self._count = count
+        self.config = config
+        self.version = 1
+        self.now = RelaySettings.of(config, count)
+        self._offered: tuple[int, RelaySettings] | None = None
+        self.answered: Listeners[[]] = Listeners()
+        """Called when a relay has prepared settings, or cannot, or has ended."""
+
+    def __repr__(self) -> str:
+        return f"<SettingsInForce {self.version}>"
+
+    async def prepare(self, config: Config) -> None:
+        """Have all relays prepare the settings of another configuration. Raises Exit 64 if one of them cannot.
+
+        `reconfigure` must follow, or `forget`.
+        """
+        self._offered = version, settings = self.version + 1, RelaySettings.of(config, self._count)
+        asked = self._offer_to_all(version, settings)
+        with trio.move_on_after(PREPARE_S):
+            while any(one.is_preparing(version) for one in asked):
+                await self.answered.wait()
+        if refusal := next((one.refusal for one in asked if one.refusal), ""):
+            self.forget()
+            raise Exit(EXIT_USAGE, refusal)
+        for relay in asked:
+            if relay.is_preparing(version):
+                relay.kill(f"it has not prepared other settings within {PREPARE_S:g} s")
+
+    def _offer_to_all(self, version: int, settings: RelaySettings) -> list[RelayAtOwner]:
+        asked = [relay for relay in self._relays.values() if relay.state == "accepting"]
+        for relay in asked:
+            relay.refusal = ""
+            self._offer(relay, version, settings)
+        return asked
+
+    def forget(self) -> None:
+        """Drop the settings that were prepared."""
+        if self._offered is None:
+            return
+        version, _ = self._offered
+        self._offered = None
+        for relay in self._relays.values():
+            if relay.state == "accepting" and relay.talk.offered == version:
+                relay.send(Note("forget", 0, {"version": version}))
+
+    def put_in_force(self, config: Config) -> None:
+        """Put the prepared settings in force, in the same moment as the rest of the configuration."""
+        if self._offered is None:
+            return
+        self.version, self.now = self._offered
+        self._offered, self.config = None, config
+        for relay in self._relays.values():
+            if relay.prepared == self.version:
+                relay.send(Note("commit", 0, {"version": self.version}))
+
+    def offer(self, relay: RelayAtOwner) -> None:
+        """Offer the settings in force to a relay that has none, or older settings."""
+        self._offer(relay, self.version, self.now)
+
+    def receive(self, relay: RelayAtOwner, answer: Note) -> bool:
+        """Note whether a relay has prepared the offered settings; return whether it has the settings in force now."""
+        if answer.kind == "cannot":
+            relay.refusal = str(answer.content.get("why", "")) or "A relay cannot use the configuration."
+            self.answered()
+            if relay.state == "starting":
+                relay.kill(relay.refusal)
+            return False
+        version = relay.prepared = whole(answer, "version")
+        self.answered()
+        if self._offered is not None and version == self._offered[0]:
+            return False
+        relay.send(Note("commit", 0, {"version": version}))
+        if version < self.version:  # they have changed meanwhile
+            self.offer(relay)
+        return version >= self.version
+
+    def _offer(self, relay: RelayAtOwner, version: int, settings: RelaySettings) -> None:
+        relay.send(Note("settings", 0, {"version": version, "settings": settings.content()}))

@@ -1,0 +1,155 @@
+"""The sockets between an owner and a relay: the first carries frames, the second carries descriptors.
+
+Frames that are sent in the same turn leave by a single `send` at its end. Frames that the other side does not read
+wait here.
+"""
+
+import array
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from ichat.http.hub import READABLE, Hub
+from ichat.relays.frames import FrameReader, encode
+from ichat.relays.values import Frame, FrameError, Note, TalkError
+
+log = logging.getLogger(__name__)
+
+TURN_BYTES = 8192
+"""Bytes read of a relay before others get their turn: about 64 frames."""
+_EVENTS = READABLE | 4  # EPOLLOUT: the events are edge-triggered
+_MESSAGE_BYTES_MAX = 64 * 1024
+_DESCRIPTORS_MAX = 253
+"""The kernel's bound for a message, SCM_MAX_FD."""
+
+
+class FrameWire:
+    """A connection on which frames are sent and received."""
+
+    def __init__(
+        self, hub: Hub, sock: socket.socket, received: Callable[[Frame], None], ended: Callable[[str], None]
+    ) -> None:
+        """`received` is called with each frame, and may raise FrameError or TalkError, which end the connection.
+
+        `ended` is called once, with the reason; "" for an end in good order. The socket is closed then.
+        """
+        sock.setblocking(False)
+        self._hub, self._sock = hub, sock
+        self._received, self._ended = received, ended
+        self._reader = FrameReader()
+        self._gathered: list[bytes] = []
+        self._is_flushed_soon = self._is_late = False
+        """Whether the gathered frames leave at the end of this turn, or late."""
+        self._unsent = b""
+        self.unread_bytes = 0
+        """The bytes that the other side has not received yet, as far as this process knows."""
+        self.is_open = True
+        hub.watch(sock.fileno(), _EVENTS, self._on_events)
+
+    def __repr__(self) -> str:
+        return f"<FrameWire{'' if self.is_open else ' closed'}, {self.unread_bytes} bytes unread>"
+
+    def send(self, frame: Frame, *, may_wait: bool = False) -> None:
+        """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written.
+
+        If it may wait, it leaves with the next frame, or late; see `Hub.late`.
+        """
+        data = encode(frame)
+        if not self.is_open:
+            return
+        self.unread_bytes += len(data)
+        self._gathered.append(data)
+        if not may_wait:
+            if not self._is_flushed_soon:
+                self._is_flushed_soon = True
+                self._hub.soon(self._flush)
+        elif not self._is_late:
+            self._is_late = True
+            self._hub.late(self._flush_late)
+
+    def flush(self) -> None:
+        """Send the frames that wait, if any do."""
+        if self._gathered:
+            self._flush()
+
+    def _flush_late(self) -> None:
+        self._is_late = False
+        self.flush()
+
+    def close(self, why: str = "") -> None:
+        """End the connection, and say why. Harmless the second time."""
+        if self.is_open:
+            self._flush()
+            self.is_open = False
+            self._hub.forget(self._sock.fileno())
+            self._sock.close()
+            self._ended(why)
+
+    def _flush(self) -> None:
+        """Send the gathered frames, as far as the other side accepts them now."""
+        gathered, self._gathered, self._is_flushed_soon = self._gathered, [], False
+        data = b"".join((self._unsent, *gathered)) if self._unsent or len(gathered) > 1 else b"".join(gathered)
+        sent = 0
+        try:
+            if self.is_open and data:
+                sent = self._sock.send(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            sent = len(data)  # the end is reported as an event
+        self._unsent = data[sent:]
+        self.unread_bytes = len(self._unsent)
+
+    def _on_events(self, events: int) -> None:
+        if self._unsent:
+            self._flush()
+        try:
+            data = self._sock.recv(TURN_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(error.strerror or str(error))
+            return
+        if not data:
+            self.close()
+            return
+        try:
+            for frame in self._reader.feed(data):
+                self._received(frame)
+                if not self.is_open:
+                    return
+        except (FrameError, TalkError) as error:
+            self.close(str(error))
+            return
+        except Exception:
+            log.exception("a bug answering a frame; the connection between a relay and its owner ends")
+            self.close("a bug")
+            return
+        if len(data) == TURN_BYTES or events & ~5:  # there may be more, or the end
+            self._hub.rearm(self._sock.fileno(), _EVENTS)
+
+
+def send_descriptors(sock: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send a message with descriptors, which stay open here. Raises OSError."""
+    data = json.dumps(content).encode()
+    socket.send_fds(sock, [data], list(descriptors)[:_DESCRIPTORS_MAX])
+
+
+def receive_descriptors(sock: socket.socket) -> tuple[Note, list[int]] | None:
+    """Return the next message and its descriptors; None at the end. Raises OSError, BlockingIOError, FrameError."""
+    words = array.array("i")
+    data, more, _, _ = sock.recvmsg(
+        _MESSAGE_BYTES_MAX, socket.CMSG_LEN(_DESCRIPTORS_MAX * words.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, given in more:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            words.frombytes(given[: len(given) - len(given) % words.itemsize])
+    if not data:
+        return None
+    try:
+        content: Any = json.loads(data)
+        return Note(str(content.pop("kind")), 0, cast("dict[str, Any]", content)), list(words)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FrameError(f"A message with descriptors is damaged: {error}.") from error

@@ -1,0 +1,149 @@
+"""A gateway with relays, as real processes: what a relay imports and needs, how it ends, and who notices."""
+
+import http.client
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from support.deployments import free_port, worker
+from support.programs import LIMIT_S, ROOT
+
+RSS_MAX = 45 * 1024 * 1024
+FORBIDDEN = ("ichat.roles", "ichat.admin", "prometheus_client", "httpx", "hypercorn", "quart", "sqlite3")
+
+
+def relays_of(program):
+    """Return the relays of a gateway, by their numbers."""
+    found = {}
+    for process in program.descendants():
+        words = process.cmdline()
+        if "relay" in words:
+            (number,) = (word.partition("=")[2] for word in words if word.startswith("--number="))
+            found[int(number)] = process
+    return found
+
+
+@pytest.fixture
+def split(gateway):
+    """Start a gateway with two relays that have begun: `program = split(text)`."""
+
+    def start(text, settings=""):
+        program = gateway(text, port=free_port(), settings=f"relays = 2\n{settings}")
+        program.until(lambda: program.text().count("accepts connections") >= 2)
+        return program
+
+    return start
+
+
+def test_a_relay_imports_no_part_that_decides():
+    """Its modules are those that move bytes: they have no metrics, no control plane, and no database."""
+    code = "import sys, ichat.relays.relay_process; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = found.stdout.split()
+    assert [name for name in loaded if name.startswith(FORBIDDEN)] == []
+
+
+def test_a_relay_that_no_gateway_has_started_ends_with_a_sentence():
+    """It says in a sentence who starts it."""
+    command = [
+        sys.executable,
+        "-m",
+        "ichat",
+        "relay",
+        "--state=x",
+        "--number=1",
+        "--log-format=text",
+        "--log-level=info",
+    ]
+    found = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr.count("\n")) == (64, 1)
+    assert "server_settings.relays" in found.stderr
+
+
+def test_requests_are_answered_by_relays_that_stay_small(split):
+    """Models, the control plane and errors are answered as by one process, and no relay needs much memory."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    for _ in range(50):
+        status, answer = program.ask("/v1/chat/completions", {"model": "m"})
+        assert (status, answer["model"]) == (200, "m")
+    assert program.ask("/v1/chat/completions", {"model": "unknown"})[0] == 404
+    assert program.get("/v1/models")[0] == 200
+    assert max(process.memory_info().rss for process in relays_of(program).values()) < RSS_MAX
+
+
+def test_a_killed_relay_is_replaced(split):
+    """Its place is taken by another process, and requests are answered meanwhile and afterwards."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    before = relays_of(program)
+    before[1].send_signal(signal.SIGKILL)
+    program.until(lambda: program.text().count("relay 1 accepts connections") == 2)
+    after = relays_of(program)
+    assert after[1].pid != before[1].pid
+    assert after[2].pid == before[2].pid
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    assert "relay 1" in program.text()
+
+
+def test_a_killed_relay_frees_the_places_of_its_requests(split, tmp_path):
+    """A worker with a single place answers the next request after the relay of the first has ended."""
+    program = split(worker("m", "max_in_flight = 1"))
+    program.wait_until_ready("m-0")
+    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
+    never = tmp_path / "never"
+    body = f'{{"model": "m", "until_there": "{never}"}}'
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
+    port = connection.sock.getsockname()[1]
+    holder = next(
+        process
+        for process in relays_of(program).values()
+        if any(one.raddr and one.raddr.port == port for one in process.net_connections())
+    )
+    holder.send_signal(signal.SIGKILL)
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 0)
+    connection.close()
+
+
+def test_relays_end_with_their_gateway(split):
+    """After an ordered stop, and after kill -9 of the gateway, no relay is left."""
+    program = split(worker("m"))
+    relays = [*relays_of(program).values()]
+    os.kill(program.process.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs(relays, LIMIT_S)
+    assert left == []
+    program = split(worker("m"))
+    relays = [*relays_of(program).values()]
+    assert program.stop() == 0
+    _, left = psutil.wait_procs(relays, LIMIT_S)
+    assert left == []
+    assert pathlib.Path(ROOT).is_dir()
+
+
+def test_status_lists_relays(split):
+    """Each has its number, its process and its state, and the command shows them."""
+    program = split(worker("m"))
+    shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
+    assert [(one["number"], one["state"]) for one in shown] == [(1, "accepting"), (2, "accepting")]
+    assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program).values()}
+
+
+def test_a_reload_changes_all_relays_or_none(split, tmp_path):
+    """A certificate that cannot be used is refused with a sentence; another setting is in force at once, everywhere."""
+    program = split(worker("m"), settings="watch_config = false\n")
+    program.wait_until_ready("m-0")
+    path = tmp_path / "ichat.toml"
+    path.write_text(path.read_text() + "[limits]\nbody_bytes_max = 2048\n")
+    assert program.ask_by("POST", "/v1/admin/config/reload")[0] == 200
+    for _ in range(8):
+        assert program.ask("/v1/chat/completions", {"model": "m", "text": "x" * 4096})[0] == 413
+    path.write_text(
+        path.read_text().replace("[server_settings]\n", "[server_settings]\ntls_certificate='x'\ntls_key='y'\n")
+    )
+    assert program.ask_by("POST", "/v1/admin/config/reload")[0] == 400
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200

@@ -1,0 +1,661 @@
+"""An owner, relays, clients, crashes and adoptions over the real talks, in virtual time.
+
+After each event: no endpoint and no key has more requests at once than it may (I2). A step is carried out once, and a
+request that an endpoint may have worked on is sent to no other (I4). A relay refuses nothing before its bound (I7), and
+no owner answers before each living relay has reported (I8). At rest: nothing is in flight (I3), and the ledger has each
+outcome of the living relays once.
+"""
+
+import collections
+import random
+
+import pytest
+
+from ichat.observability.request_record import UsedTokens
+from ichat.proxy.refusals import Failure
+from ichat.proxy.steps import AttemptStep, Outcome, Refuse, Wait
+from ichat.relays.adoption import Adoption
+from ichat.relays.frames import decode, encode
+from ichat.relays.link import hello
+from ichat.relays.owner_talk import OwnerTalk
+from ichat.relays.relay_talk import AGAIN_MAX, RelayTalk
+from ichat.relays.values import HEAD_ONLY, Note, Refused, SentAsk, SentOutcome, SentStep, TalkError, WaitsFor
+
+S = 1_000_000_000
+OWNER_WAIT_NS = 10 * S
+SEEDS, MANY_SEEDS = 1000, 10_000
+EVENTS = 90
+ENDPOINTS = {"a": 1, "b": 2}
+KEYS = {"x": 2, "y": 9}
+FAILURE = Failure(503, "model_busy", "Busy.")
+
+
+class Relay:
+    """A relay's process: its talk, what its clients did, and the socket to the owner it has met."""
+
+    def __init__(self, name, talk):
+        self.name, self.talk = name, talk
+        self.is_alive = True
+        self.owner = None
+        """The owner at the other end, dead or alive."""
+        self.up, self.down = collections.deque(), collections.deque()
+        self.trying = {}
+        """What is carried out: number to (endpoint, key)."""
+        self.worked, self.carried_out = set(), set()
+        self.since = {}
+        """The last word about each ask, for I7."""
+        self.announced = set()
+        self.ended = 0
+        self.granted = collections.Counter()
+        self.numbers = 0
+
+    def put(self, frames):
+        self.up.extend(encode(frame) for frame in frames)
+
+
+class Owner:
+    """An owner's process: its talks with relays, leases, queue, and what it has not written yet."""
+
+    def __init__(self, term):
+        self.term, self.is_alive, self.is_open = term, True, False
+        self.talks, self.leases, self.asks, self.adoptions = {}, {}, {}, {}
+        self.queue, self.rows, self.marks, self.received = [], [], {}, collections.Counter()
+
+
+class World:
+    def __init__(self, seed, relay_talk=RelayTalk, owner_talk=OwnerTalk, adoption=Adoption):
+        self.random = random.Random(seed)
+        self.kinds = relay_talk, owner_talk, adoption
+        self.now, self.names = S, 0
+        self.relays, self.disk_rows, self.disk_marks = {}, collections.Counter(), {}
+        self.owner = Owner(0)
+        self.owner.is_alive = False
+        self.term = 0
+        for _ in range(self.random.choice((1, 2, 3))):
+            self.new_relay()
+        self.start_owner()
+
+    # Processes.
+
+    def living(self):
+        return [relay for relay in self.relays.values() if relay.is_alive]
+
+    def new_relay(self):
+        self.names += 1
+        relay = self.relays[f"r{self.names}"] = Relay(f"r{self.names}", self.kinds[0](outcomes_max=3))
+        return relay
+
+    def start_owner(self):
+        if self.owner.is_alive:
+            return
+        self.term += 1
+        owner = self.owner = Owner(self.term)
+        owner.marks = dict(self.disk_marks)
+        names = [relay.name for relay in self.living()]
+        owner.adoption = self.kinds[2](names, owner.marks, self.now)
+        owner.adoptions = dict.fromkeys(names, owner.adoption)
+        owner.expected = set(names)
+        for relay in self.living():
+            self.connect(relay)
+        self.maybe_open()
+
+    def join(self, relay):
+        """A relay that the owner has started, or that it did not find at its own start."""
+        self.owner.adoptions[relay.name] = self.kinds[2]([relay.name], self.owner.marks, self.now)
+        self.connect(relay)
+
+    def connect(self, relay):
+        if relay.owner is not None:
+            self.read_down(relay, len(relay.down))
+            self.notice_end(relay)
+        relay.owner = self.owner
+        talk = self.owner.talks[relay.name] = self.kinds[1](1000)
+        greeting = hello(self.owner.term)
+        talk.sends(greeting)
+        relay.put(relay.talk.meet_owner(decode(encode(greeting)), self.now))
+        relay.announced.clear()
+        for number in relay.since:
+            relay.since[number] = self.now
+
+    def notice_end(self, relay):
+        """The relay reads the end of its owner's socket."""
+        if (relay.owner is not None and relay.owner is not self.owner) or not self.owner.is_alive:
+            relay.owner = None
+            relay.up.clear()
+            relay.down.clear()
+            relay.talk.lose_owner(self.now)
+            relay.announced.clear()
+            for number in relay.since:
+                relay.since[number] = self.now
+
+    def owner_dies(self):
+        self.owner.is_alive = False
+        for relay in self.living():
+            relay.up.clear()
+            for _ in range(self.random.randrange(3)):
+                if relay.down and self.random.random() < 0.3:
+                    relay.down.pop()
+
+    def relay_dies(self):
+        living = self.living()
+        if len(living) > 1:
+            self.kill(self.random.choice(living))
+
+    def kill(self, relay):
+        relay.is_alive = False
+        relay.trying.clear()
+        relay.down.clear()
+        for _ in range(self.random.randrange(4)):
+            if relay.up:
+                relay.up.pop()
+
+    def reap(self):
+        """The owner reads the rest of a dead relay's socket, and hears by its pidfd that it has ended."""
+        owner = self.owner
+        if not owner.is_alive:
+            return
+        for relay in [one for one in self.relays.values() if not one.is_alive and one.name in owner.talks]:
+            self.read_up(relay, len(relay.up))
+            owner.expected.discard(relay.name)
+            if not owner.is_open:
+                owner.adoption.end(relay.name)
+            owner.adoptions.pop(relay.name, None)
+            del owner.talks[relay.name]
+            for held in (owner.leases, owner.asks):
+                for at in [at for at in held if at[0] == relay.name]:
+                    del held[at]
+            owner.queue = [(at, one) for at, one in owner.queue if one[0] != relay.name]
+        self.maybe_open()
+        self.serve()
+
+    def replace_relay(self):
+        if self.owner.is_open and self.owner.is_alive and len(self.living()) < 3:
+            self.join(self.new_relay())
+
+    # Clients and upstreams.
+
+    def any_relay(self):
+        return self.random.choice(self.living())
+
+    def client_asks(self):
+        relay = self.any_relay()
+        relay.numbers += 1
+        bits = HEAD_ONLY if self.random.random() < 0.2 else 0
+        key = self.random.choice([*KEYS])
+        asked = SentAsk(relay.numbers, self.now, "id", "m", b"/v1/completions", credential=key.encode(), bits=bits)
+        relay.since[asked.number] = self.now
+        relay.put(relay.talk.ask(asked, asked.number, self.now))
+
+    def body_arrives(self):
+        relay = self.any_relay()
+        for number, one in [*relay.talk.requests.items()]:
+            if one.phase == "admitted":
+                self.done(relay, number)
+                relay.since[number] = self.now
+                relay.put(relay.talk.ask(one.asked._replace(bits=0), number, self.now))
+                return
+
+    def client_leaves(self):
+        relay = self.any_relay()
+        there = [number for number, one in relay.talk.requests.items() if one.phase != "left"]
+        if there:
+            number = self.random.choice(there)
+            if number in relay.trying:
+                self.end_attempt(relay, number, "left")
+            elif relay.talk.requests[number].phase != "trying":
+                self.done(relay, number)
+                relay.put(relay.talk.sends(Note("leave", number), self.now))
+
+    def attempt_ends(self):
+        relay = self.any_relay()
+        if relay.trying:
+            kinds = ("answered", "answered", "unreachable", "declined", "broken", "cancelled")
+            self.end_attempt(relay, self.random.choice([*relay.trying]), self.random.choice(kinds))
+
+    def end_attempt(self, relay, number, kind):
+        endpoint, _, attempt = relay.trying.pop(number)
+        wants_next = kind in ("unreachable", "declined")
+        failure = None if kind in ("answered", "left", "cancelled") else FAILURE
+        self.end_step(relay, number, attempt, Outcome(kind, endpoint, failure), wants_next=wants_next)
+
+    def end_step(self, relay, number, attempt, outcome, *, wants_next=False):
+        self.done(relay, number)
+        if wants_next:
+            relay.since[number] = self.now
+        else:
+            relay.worked.add(number)
+        relay.ended += 1
+        sent = SentOutcome(number, attempt, relay.talk.next_seq, outcome, wants_next, usage=UsedTokens(1, 1))
+        relay.put(relay.talk.sends(sent, self.now))
+
+    def done(self, relay, number):
+        relay.since.pop(number, None)
+        relay.announced.discard(number)
+
+    def relay_gives_up(self):
+        relay = self.any_relay()
+        for number in relay.talk.overdue(self.now, OWNER_WAIT_NS):
+            one = relay.talk.requests[number]
+            outlived = relay.owner is None and one.asked.again >= AGAIN_MAX
+            is_silent = number not in relay.announced and self.now - relay.since[number] >= OWNER_WAIT_NS
+            assert outlived or is_silent, "I7: a relay has refused before its bound"
+            self.done(relay, number)
+            relay.put(relay.talk.give_up(number, self.now, OWNER_WAIT_NS))
+
+    def block(self):
+        relay = self.any_relay()
+        if relay.talk.is_blocked:
+            relay.put(relay.talk.unblock())
+        else:
+            relay.talk.is_blocked = self.random.random() < 0.5
+
+    # The sockets.
+
+    def read_down(self, relay, count):
+        for _ in range(min(count, len(relay.down))):
+            frame = decode(relay.down.popleft())
+            has_effect = relay.talk.receives(frame, self.now)
+            if isinstance(frame, SentStep):
+                if frame.attempt == 1:
+                    relay.granted[self.now // S, frame.key] += 1
+                if not has_effect:
+                    self.end_step(relay, frame.number, frame.attempt, Outcome("left"))
+                    continue
+                name = frame.number, frame.attempt
+                assert name not in relay.carried_out, "I4: a step is carried out twice"
+                assert frame.number not in relay.worked, "I4: a request is sent again"
+                assert frame.number in relay.since, "a request is carried out whose client has gone"
+                relay.carried_out.add(name)
+                relay.since.pop(frame.number)
+                relay.trying[frame.number] = frame.step.endpoint, frame.key, frame.attempt
+                relay.since[frame.number] = self.now
+            elif isinstance(frame, WaitsFor) and has_effect:
+                relay.announced.add(frame.number)
+            elif isinstance(frame, Refused) or frame.kind == "gone":
+                self.done(relay, frame.number)
+            elif frame.kind == "go" and has_effect:
+                relay.announced.add(frame.number)
+
+    def relay_reads(self):
+        relay = self.any_relay()
+        if relay.owner is not None:
+            self.read_down(relay, self.random.choice((1, 2, 5)))
+            if relay.owner is not self.owner or not self.owner.is_alive:
+                if not relay.down or self.random.random() < 0.3:
+                    self.notice_end(relay)
+
+    def read_up(self, relay, count):
+        owner = self.owner
+        talk = owner.talks.get(relay.name)
+        for _ in range(min(count, len(relay.up))):
+            if talk is None or not owner.is_alive or not talk.may_read:
+                return
+            frame = decode(relay.up.popleft())
+            has_effect = talk.receives(frame)
+            seq = frame.seq if isinstance(frame, SentOutcome) else frame.content["seq"] if frame.kind == "added" else 0
+            owner.received[relay.name] = max(owner.received[relay.name], seq)
+            adoption = owner.adoptions.get(relay.name)
+            if adoption is None:
+                self.hear(relay.name, frame, has_effect)
+            elif frame.kind != "hello":
+                adoption.receive(relay.name, frame)
+                if frame.kind == "ready":
+                    owner.expected.discard(relay.name)
+                    if adoption is not owner.adoption:
+                        self.adopt(adoption.result(), [relay.name])
+                self.maybe_open()
+
+    def owner_reads(self):
+        relay = self.any_relay()
+        self.read_up(relay, self.random.choice((1, 3, 9)))
+        if self.random.random() < 0.5:
+            self.reap()
+
+    # The owner's decisions.
+
+    def maybe_open(self):
+        owner = self.owner
+        if owner.is_open or not owner.is_alive or not owner.adoption.is_complete:
+            return
+        owner.is_open = True
+        found = owner.adoption.result()
+        self.check_windows(found.windows)
+        self.adopt(found, [*owner.talks])
+
+    def adopt(self, found, names):
+        owner = self.owner
+        for name, row in found.trying:
+            owner.leases[name, row.number] = row.endpoint, row.key
+        for name, item in found.outcomes:
+            self.count(name, item)
+        for name in names:
+            owner.talks[name].open()
+            owner.adoptions.pop(name)
+        self.settle()
+        times = [asked.at for _, asked in found.waiting]
+        assert times == sorted(times), "the order of the queue is lost"
+        for name, asked in found.waiting:
+            self.decide(name, asked)
+
+    def check_windows(self, windows):
+        for second in range(self.now // S - 59, self.now // S + 1):
+            for key in KEYS:
+                told = windows.get((second, key), (0, 0))[0]
+                assert told >= sum(relay.granted[second, key] for relay in self.living()), "a window is too small"
+                assert told <= sum(relay.granted[second, key] for relay in self.relays.values()), (
+                    "a window is too large"
+                )
+
+    def count(self, name, item):
+        requests = [1] if isinstance(item, SentOutcome) else [row[3] for row in item.content["rows"]]
+        self.owner.rows.append((name, sum(requests)))
+        self.owner.marks[name] = item.seq if isinstance(item, SentOutcome) else item.content["seq"]
+
+    def hear(self, name, frame, has_effect):
+        owner, at = self.owner, (name, frame.number)
+        if isinstance(frame, SentAsk):
+            self.decide(name, frame)
+        elif frame.kind == "leave" and has_effect:
+            owner.queue = [one for one in owner.queue if one[1] != at]
+            owner.asks.pop(at, None)
+            self.tell(name, Note("gone", frame.number))
+        elif frame.kind == "added":
+            self.count(name, frame)
+            for number in [number for row in frame.content["rows"] for number in row[-1]]:
+                owner.leases.pop((name, number), None)
+                owner.asks.pop((name, number), None)
+            self.serve()
+        elif isinstance(frame, SentOutcome):
+            self.count(name, frame)
+            endpoint, _ = owner.leases.pop(at)
+            asked = owner.asks.pop(at, None)
+            if frame.wants_next:
+                self.decide(name, asked._replace(tried=(*asked.tried, (endpoint, "m", frame.outcome.kind))))
+            self.serve()
+
+    def tell(self, name, frame):
+        relay = self.relays[name]
+        if isinstance(frame, SentStep | Refused) or frame.kind in ("go", "gone"):
+            late = {one for one in self.owner.expected if self.relays[one].is_alive}
+            assert not late, "I8: an ask is answered before a relay has reported"
+        self.owner.talks[name].sends(frame)
+        if relay.is_alive and relay.owner is self.owner:
+            relay.down.append(encode(frame))
+
+    def decide(self, name, asked):
+        if asked.bits & HEAD_ONLY:
+            frame = Note("go", asked.number) if self.random.random() < 0.8 else Refused(asked.number, Refuse(FAILURE))
+            self.tell(name, frame)
+        elif len(asked.tried) >= len(ENDPOINTS) or self.random.random() < 0.05:
+            self.tell(name, Refused(asked.number, Refuse(FAILURE)))
+        else:
+            self.owner.asks[name, asked.number] = asked
+            self.owner.queue.append((asked.at, (name, asked.number)))
+            self.serve()
+            if (asked.at, (name, asked.number)) in self.owner.queue:
+                self.tell(name, WaitsFor(asked.number, Wait("place", 30.0)))
+
+    def serve(self):
+        owner = self.owner
+        for one in [*owner.queue] if owner.is_open else ():
+            at = one[1]
+            asked = owner.asks[at]
+            key, tried = asked.credential.decode(), {row[0] for row in asked.tried}
+            used = collections.Counter(endpoint for endpoint, _ in owner.leases.values())
+            of_key = sum(two == key for _, two in owner.leases.values())
+            free = [name for name, most in ENDPOINTS.items() if name not in tried and used[name] < most]
+            if free and of_key < KEYS[key]:
+                owner.queue.remove(one)
+                owner.leases[at] = free[0], key
+                self.tell(at[0], SentStep(at[1], len(asked.tried) + 1, AttemptStep(free[0], "m"), key=key))
+
+    def flush(self):
+        """The ledger writes its rows and the marks in one transaction."""
+        if self.owner.is_alive and self.owner.is_open:
+            for name, count in self.owner.rows:
+                self.disk_rows[name] += count
+            self.owner.rows = []
+            self.disk_marks.update(self.owner.marks)
+            if self.random.random() < 0.8:
+                self.settle()
+
+    def settle(self):
+        for name in self.owner.talks:
+            seq = min(self.disk_marks.get(name, 0), self.owner.received[name])
+            if seq:
+                self.tell(name, Note("settled", 0, {"seq": seq}))
+
+    def time_passes(self):
+        self.now += self.random.choice((S // 10, S, 6 * S))
+        if self.owner.is_alive and not self.owner.is_open:
+            for name in self.owner.adoption.overdue(self.now):
+                self.kill(self.relays[name])
+            if not self.living():
+                self.new_relay()
+            self.reap()
+
+    # Lives.
+
+    def check(self):
+        for place, limits in enumerate((ENDPOINTS, KEYS)):
+            used = collections.Counter(one[place] for relay in self.living() for one in relay.trying.values())
+            over = {name for name, most in limits.items() if used[name] > most}
+            assert not over, f"I2: {over} has more in flight than it may"
+
+    def live(self):
+        events = [
+            *[self.client_asks] * 5, *[self.attempt_ends] * 3, *[self.owner_reads] * 6, *[self.relay_reads] * 6,
+            self.client_leaves, self.body_arrives, self.flush, self.flush, self.time_passes, self.relay_gives_up,
+            self.block, self.replace_relay, *[self.start_owner] * 2,
+        ]  # fmt: skip
+        for _ in range(EVENTS):
+            if self.owner.is_alive and self.random.random() < 0.04:
+                self.owner_dies()
+            elif self.random.random() < 0.02:
+                self.relay_dies()
+            else:
+                self.random.choice(events)()
+            self.check()
+        self.rest()
+
+    def rest(self):
+        """Nothing new begins, and everything that is there comes to its end."""
+        self.start_owner()
+        for _ in range(200):
+            self.reap()
+            self.check()
+            for relay in self.living():
+                if relay.owner is None:
+                    self.join(relay)
+                if relay.talk.is_blocked:
+                    relay.put(relay.talk.unblock())
+                self.read_up(relay, 99)
+                self.read_down(relay, 99)
+                for number in [*relay.trying]:
+                    self.end_attempt(relay, number, "answered")
+                self.body_arrives()
+            self.flush()
+            if not any(relay.talk.requests or relay.up or relay.down for relay in self.living()):
+                break
+        self.flush()
+        self.settle()
+        for relay in self.living():
+            self.read_down(relay, 99)
+            assert not relay.talk.requests, "I3: a request has no end"
+            assert not relay.talk.unsettled, "an outcome is never settled"
+            assert self.disk_rows[relay.name] == relay.ended, "I5: the ledger differs from the relay"
+        assert not self.owner.leases, "I3: a place stays taken"
+        assert not self.owner.queue
+        assert not any(talk.requests for talk in self.owner.talks.values()), "I3: the owner waits for an outcome"
+        for relay in self.relays.values():
+            assert self.disk_rows[relay.name] <= relay.ended, "I5: an outcome is counted twice"
+
+
+def live_all(seeds, **kinds):
+    for seed in seeds:
+        try:
+            World(seed, **kinds).live()
+        except (AssertionError, TalkError, KeyError) as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_a_thousand_lives_of_relays():
+    """No crash and no adoption breaks an invariant."""
+    live_all(range(SEEDS))
+
+
+@pytest.mark.slow
+def test_ten_thousand_lives_of_relays():
+    """Rare orders of events break none, either."""
+    live_all(range(SEEDS, SEEDS + MANY_SEEDS))
+
+
+# Mistakes that the lives must find.
+
+
+class Hasty(Adoption):
+    """Opens when the first relay has reported, and leaves out the others."""
+
+    @property
+    def is_complete(self):
+        return not self._relays or any(one.is_ready for one in self._relays.values())
+
+    def result(self):
+        self._relays = {name: one for name, one in self._relays.items() if one.is_ready}
+        return super().result()
+
+
+class WithoutMarks(Adoption):
+    """Counts what the ledger has already."""
+
+    def __init__(self, relays, marks, now):
+        super().__init__(relays, {}, now)
+
+
+class TooHighMarks(Adoption):
+    """Skips the first outcome that the ledger has not."""
+
+    def __init__(self, relays, marks, now):
+        super().__init__(relays, {name: mark + 1 for name, mark in marks.items()}, now)
+
+
+class WithoutPlaces(Adoption):
+    """Forgets which places are taken."""
+
+    def result(self):
+        return super().result()._replace(trying=[])
+
+
+class LoyalToTheDead(Adoption):
+    """Keeps the places of a relay that has ended."""
+
+    def end(self, relay):
+        if relay in self._relays:
+            self._ended.append((relay, self._relays.pop(relay)))
+
+
+class Unfair(Adoption):
+    """Serves those first who asked last."""
+
+    def result(self):
+        found = super().result()
+        return found._replace(waiting=found.waiting[::-1])
+
+
+class WithoutWindows(Adoption):
+    """Forgets the last minute."""
+
+    def result(self):
+        return super().result()._replace(windows={})
+
+
+class Silent(RelayTalk):
+    """Does not ask a new owner again."""
+
+    def meet_owner(self, greeting, now):
+        return [frame for frame in super().meet_owner(greeting, now) if not isinstance(frame, SentAsk)]
+
+
+class Wasteful(RelayTalk):
+    """Forgets its unsettled outcomes with its owner."""
+
+    def lose_owner(self, now):
+        super().lose_owner(now)
+        self.unsettled.clear()
+
+
+class TooThrifty(RelayTalk):
+    """Forgets outcomes that are not settled yet."""
+
+    def _settle(self, seq):
+        super()._settle(seq)
+        self.unsettled.clear()
+
+
+class Stubborn(RelayTalk):
+    """Carries out a step for a client that has gone."""
+
+    def _begin(self, sent, now):
+        super()._begin(sent, now)
+        return True
+
+
+class Impatient(RelayTalk):
+    """Refuses requests as soon as there is no owner."""
+
+    def overdue(self, now, wait_ns):
+        return super().overdue(now, 0 if self._link is None else wait_ns)
+
+    def give_up(self, number, now, wait_ns):
+        return super().give_up(number, now, 0)
+
+
+class Trusting(RelayTalk):
+    """Believes that a new owner knows the requests of the last one."""
+
+    def meet_owner(self, greeting, now):
+        frames = super().meet_owner(greeting, now)
+        for one in self.requests.values():
+            one.is_known = True
+        return frames
+
+
+class SumsSentOutcomes(RelayTalk):
+    """Adds up outcomes that the ledger may have."""
+
+    def _add_up(self, *, is_last=False):
+        self._sent, sent = 0, self._sent
+        super()._add_up(is_last=is_last)
+        self._sent = sent
+
+
+class Repeating(RelayTalk):
+    """Asks again for what a new owner has in the report: the step is given twice."""
+
+    def meet_owner(self, greeting, now):
+        for one in self.requests.values():
+            if one.phase == "trying" and one.asked is not None:
+                one.phase = "asked"
+        return super().meet_owner(greeting, now)
+
+
+class Deaf(OwnerTalk):
+    """Keeps a request after its end."""
+
+    def _end(self, sent):
+        one = self.requests.get(sent.number)
+        super()._end(sent)
+        if one is not None:
+            self.requests[sent.number] = one
+
+
+@pytest.mark.parametrize("mistake", [
+    Hasty, WithoutMarks, TooHighMarks, WithoutPlaces, LoyalToTheDead, Unfair, WithoutWindows, Silent, Wasteful,
+    TooThrifty, Stubborn, Impatient, Trusting, SumsSentOutcomes, Repeating, Deaf,
+])  # fmt: skip
+def test_a_planted_mistake_ends_a_life_of_a_relay(mistake):
+    """The lives are worth something only if a wrong rule ends one of the first thousand."""
+    kind = {Adoption: "adoption", RelayTalk: "relay_talk", OwnerTalk: "owner_talk"}[mistake.__base__]
+    with pytest.raises((AssertionError, TalkError, KeyError)):
+        live_all(range(SEEDS), **{kind: mistake})
