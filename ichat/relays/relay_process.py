@@ -29,6 +29,7 @@ from ichat.http.server import Client
 from ichat.http.tls import server_context
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.planes import is_control, is_for_model
+from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.link import whole
@@ -162,7 +163,7 @@ class RelayProcess:
                 log.error("the connection to the owner has ended: %s", why)
             self._desk.lose_owner()
             self._talk.lose_owner(monotonic_now())
-            self._nursery.start_soon(self._drain, self._ended.set)
+            self._nursery.start_soon(self._drain)
 
     def send(self, frame: Frame) -> None:
         """Send a frame to the owner, in the order of frames."""
@@ -201,7 +202,9 @@ class RelayProcess:
         self._offered, self._settings = None, settings
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
-            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+            copies = CopiesAtRelay(self._nursery, self._pool, self._desk, clock)
+            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
+        self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
@@ -253,12 +256,13 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain, self._note_drained)
+        self._nursery.start_soon(self._drain)
 
-    async def _drain(self, then: Callable[[], None]) -> None:
+    async def _drain(self) -> None:
+        """Accept nothing, and end the requests under way. The owner learns that; without an owner this relay ends."""
         if self._door is not None:
             await self._door.drain()
-        then()
+        await self._note_drained()
 
     def _on_retire(self, _frame: Note) -> None:
         self._nursery.start_soon(self._retire)
@@ -273,16 +277,19 @@ class RelayProcess:
                 client.cut()
         overdue = partial(self._desk.end_all, errors.draining)
         await door.retire(Retirement(total_s=self._settings.timeouts.takeover_s, overdue=overdue))
-        self._note_drained()
+        await self._note_drained()
 
-    def _note_drained(self) -> None:
-        """Report to the owner that no connection is left."""
-        if self._has_drained:
-            return
-        self._has_drained = True
+    async def _note_drained(self) -> None:
+        """Report to the owner that no request is left, or end if there is none."""
         if self._parts is not None:
-            self._send_sums(self._parts)
-        self.send(Note("drained"))
+            await self._parts.copies.end()
+        if self._wire is None or not self._wire.is_open:
+            self._ended.set()
+        elif not self._has_drained:
+            self._has_drained = True
+            if self._parts is not None:
+                self._send_sums(self._parts)
+            self.send(Note("drained"))
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:
