@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 ASKS_MAX = 2_000_000
 SILENT_S = 10.0
 
-RelayState = Literal["starting", "accepting", "draining", "gone"]
+RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
+"""`retiring`: it leaves new connections to other relays, and ends when it has none left."""
 
 
 @attrs.frozen
@@ -65,6 +66,8 @@ class RelayAtOwner:
         self.refusal = ""
         """Why it could not prepare the newest settings."""
         self.drained = trio.Event()
+        self.leaves_place = trio.Event()
+        """Set when another relay may replace it: it retires, or has ended."""
         self._descriptors = descriptors
 
     def __repr__(self) -> str:
