@@ -11,7 +11,7 @@ import trio
 
 from ichat.protocol.messages import Count
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.values import Frame, TalkError
+from ichat.relays.values import Frame, Note, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,12 @@ class RelayAtOwner:
         if self.wire is not None and self.wire.is_open and not self.talk.is_over:
             self.talk.sends(frame)
             self.wire.send(frame)
+
+    def settle(self, seq: int) -> None:
+        """Have the relay forget its outcomes up to a number: no later owner needs them."""
+        seq = min(seq, self.talk.received)
+        if seq > self.talk.settled:
+            self.send(Note("settled", 0, {"seq": seq}))
 
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""

@@ -6,6 +6,7 @@ of the listeners. On the connection for frames the owner sends settings, and say
 
 import logging
 import os
+import secrets
 import socket
 import ssl
 import time
@@ -60,6 +61,7 @@ class RelayProcess:
         self._descriptors = descriptors
         self._hub = Hub()
         self._talk = RelayTalk()
+        self._talk.about = {"identity": secrets.token_hex(8)}
         self._wire: FrameWire | None = None
         self._settings: RelaySettings | None = None
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
