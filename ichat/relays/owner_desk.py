@@ -13,7 +13,7 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.shadow import CopyUnderWay
 from ichat.proxy.steps import AttemptStep, Outcome, Refuse, Step, Wait
-from ichat.relays.endpoint_facts import facts_of
+from ichat.relays.endpoint_facts import facts_of, step_with_keys
 from ichat.relays.gaps import add_gaps
 from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
@@ -175,8 +175,9 @@ class OwnerDesk(RelayDesk):
             bits |= IS_COPIED
         one.step, one.was_heard, one.told = step, False, None
         one.attempt += 1
+        sent = step_with_keys(step, desk.endpoint)
         self._relay.send(SentStep(
-            one.asked.number, one.attempt, step, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
+            one.asked.number, one.attempt, sent, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
             settings=self._relay.talk.settings, queued_s=desk.queued_s, ticket=desk.ticket,
         ))  # fmt: skip
 
@@ -206,7 +207,8 @@ class OwnerDesk(RelayDesk):
         self._copies[number] = copy
         endpoint, version = copy.lease.endpoint, self._relay.talk.settings
         name = self._name(endpoint, endpoint.facts)
-        self._relay.send(SentStep(number, 1, copy.step, name, bits=DISCARDS, settings=version))
+        step = step_with_keys(copy.step, endpoint.facts)
+        self._relay.send(SentStep(number, 1, step, name, bits=DISCARDS, settings=version))
 
     # Outcomes, and the end.
 

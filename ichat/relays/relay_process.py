@@ -4,8 +4,10 @@ The owner sends on the first socket, which the relay inherits, descriptors: that
 of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
 """
 
+import ctypes
 import logging
 import os
+import resource
 import secrets
 import socket
 import ssl
@@ -45,6 +47,7 @@ log = logging.getLogger(__name__)
 
 LAST_S = 2.0
 """How long clients that follow a log have to get its last lines when the relay ends."""
+_PR_SET_NO_NEW_PRIVS = 38
 _EXEMPT = (b"/v1/logs/", b"/v1/admin/events")
 
 
@@ -355,6 +358,13 @@ def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
 
 
+def _give_up_rights() -> None:
+    """Dump no memory, which has keys, and gain no rights by another program. Workers may: so their gateway may."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
 async def run(descriptors: socket.socket, directory: str) -> None:
     """Run a relay until its owner ends it, or has gone."""
+    _give_up_rights()
     await RelayProcess(descriptors, directory).run()
