@@ -359,7 +359,7 @@ def _admit_all(_head: RequestHead, _peer: str) -> None:
 
 
 def _give_up_rights() -> None:
-    """Dump no memory, which has keys, and gain no rights by another program. Workers may: so their gateway may."""
+    """Dump no memory, and gain no rights by another program. Workers may, and so may their gateway."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
