@@ -23,6 +23,7 @@ from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.http.listeners import address_name
 from ichat.observability.prometheus_families import family
+from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
@@ -57,11 +58,14 @@ class Relays:
         log_format: str,
         recorded: Callable[[Note], None],
         term: int = 1,
+        has_ledger: bool = False,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request.
+        `recorded` is called with each refusal of bytes that were no request. With a ledger outcomes are settled by
+        `settle`, else with each pulse.
         """
+        self._has_ledger = has_ledger
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -338,10 +342,23 @@ class Relays:
                     relay.kill(why)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections, and have it forget outcomes."""
+        """Send a relay the means of all that accept connections."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
             "is_fewest": relay.connections == min(connections),
         }))  # fmt: skip
-        relay.send(Note("settled", 0, {"seq": relay.talk.received}))
+        if not self._has_ledger:
+            relay.settle(relay.talk.received)
+
+    # Outcomes: those that are counted, and those that are counted on disk.
+
+    def newest_outcomes(self) -> Marks:
+        """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
+        talks = [relay.talk for relay in self.relays.values()]
+        return {talk.identity: talk.counted for talk in talks if talk.identity and talk.counted}
+
+    def settle(self, marks: Marks) -> None:
+        """Have relays forget the outcomes that are counted on disk."""
+        for relay in self.relays.values():
+            relay.settle(marks.get(relay.talk.identity, 0))

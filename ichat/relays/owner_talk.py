@@ -79,6 +79,16 @@ class OwnerTalk:
         return self._seq
 
     @property
+    def counted(self) -> int:
+        """The number of the newest outcome that this owner has used: those of a report wait until it is open."""
+        return self._seq if self._is_open else 0
+
+    @property
+    def settled(self) -> int:
+        """The number of the newest outcome that is settled."""
+        return self._settled
+
+    @property
     def is_hung(self) -> bool:
         """Whether the relay must be killed, since it does not read."""
         return self.unread_bytes > UNREAD_BYTES_MAX

@@ -116,6 +116,12 @@ class RelayAtOwner:
             restarts,
         )  # fmt: skip
 
+    def settle(self, seq: int) -> None:
+        """Have the relay forget its outcomes up to a number: no later owner needs them."""
+        seq = min(seq, self.talk.received)
+        if seq > self.talk.settled:
+            self.send(Note("settled", 0, {"seq": seq}))
+
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"

@@ -298,6 +298,8 @@ class RelayTalk:
         kind = frame.kind
         if isinstance(frame, Note) and kind == "settled":
             self._settle(whole(frame, "seq"))
+        elif kind == "pulse":
+            self._bound_unsettled()
         if kind not in _ANSWERS:
             return kind != "cancel" or frame.number in self.requests
         one = request_in(self.requests, frame.number, *_ANSWERS[kind])
@@ -325,6 +327,11 @@ class RelayTalk:
             raise TalkError(f"The outcome {seq} cannot be settled: {self._sent} were sent.")
         self._settled = seq
         while self.unsettled and _seq_of(self.unsettled[0]) <= seq:
+            self.unsettled.popleft()
+
+    def _bound_unsettled(self) -> None:
+        """Forget the oldest outcomes if there are too many: the owner has them, and its disk fails for long."""
+        while len(self.unsettled) > self._outcomes_max and _seq_of(self.unsettled[0]) <= self._sent:
             self.unsettled.popleft()
 
     def _forget(self, number: int) -> None:

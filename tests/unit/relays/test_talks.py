@@ -425,3 +425,21 @@ def test_adopted_relays_keep_their_settings():
         ask(1), step(1, settings=3), *(Note(kind, 0, {"version": 4}) for kind in ("settings", "prepared", "commit"))
     )
     assert json.dumps(hello(1).content)
+
+
+def test_an_owner_whose_disk_fails_for_long_costs_a_relay_no_memory():
+    """Beyond a bound the relay forgets the oldest outcomes that were sent, and settling goes on with the others."""
+    pair = Pair(outcomes_max=3)
+    for number in range(1, 9):
+        pair.carried(pair.relay.ask(ask(number), number, pair.now))
+        frame = step(number)
+        pair.owner.sends(frame)
+        pair.relay.receives(frame, pair.now)
+        pair.carried(pair.relay.sends(ended(number, number), pair.now))
+    assert len(pair.relay.unsettled) == 8
+    pair.relay.receives(Note("pulse"), pair.now)
+    assert [one.seq for one in pair.relay.unsettled] == [6, 7, 8]
+    settled = Note("settled", 0, {"seq": 7})
+    pair.owner.sends(settled)
+    pair.relay.receives(settled, pair.now)
+    assert [one.seq for one in pair.relay.unsettled] == [8]
