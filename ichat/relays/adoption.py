@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from ichat.relays.link import whole
-from ichat.relays.values import Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
+from ichat.relays.values import ENDED, Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 
 REPORT_NS = 5_000_000_000
 """A relay that has not reported by then is killed."""
@@ -34,7 +34,28 @@ class Recent(NamedTuple):
     tokens: int
 
 
-_TYPES = {Trying: (int, int, str, str, str), Recent: (int, str, int, int)}
+class AddedUp(NamedTuple):
+    """The sums of many outcomes of a key, a model and an endpoint."""
+
+    key: str
+    model: str
+    endpoint: str
+    requests: int
+    errors: int
+    input: int
+    output: int
+    cached: int
+    numbers: list[int]
+    """Of the requests that this owner knows."""
+
+
+SUMS = 5
+"""The number of sums in `AddedUp`."""
+_TYPES = {
+    Trying: (int, int, str, str, str),
+    Recent: (int, str, int, int),
+    AddedUp: (str, str, str, *[int] * SUMS, list),
+}
 
 
 def trying_in(report: Note) -> list[Trying]:
@@ -42,13 +63,17 @@ def trying_in(report: Note) -> list[Trying]:
     return [Trying(*row) for row in _rows(report, "trying", _TYPES[Trying])]
 
 
+def sums_in(added: Note) -> list[AddedUp]:
+    """Return the sums of outcomes in a frame `added`. Raises TalkError."""
+    rows = [AddedUp(*row) for row in _rows(added, "rows", _TYPES[AddedUp])]
+    if any(type(number) is not int for row in rows for number in row.numbers):
+        raise TalkError("The requests of a sum of outcomes are no numbers.")
+    return rows
+
+
 def numbers_in(added: Note) -> list[int]:
     """Return the numbers of the requests that a sum of outcomes has. Raises TalkError."""
-    rows = _rows(added, "rows", (str, str, str, int, int, list))
-    numbers = [number for row in rows for number in row[-1]]
-    if any(type(number) is not int for number in numbers):
-        raise TalkError("The requests of a sum of outcomes are no numbers.")
-    return numbers
+    return [number for row in sums_in(added) for number in row.numbers]
 
 
 def _rows(report: Note, name: str, types: tuple[type, ...]) -> list[list[Any]]:
@@ -66,6 +91,7 @@ class _Reported:
     recent: list[Recent] = attrs.field(factory=list[Recent])
     outcomes: list[SentOutcome | Note] = attrs.field(factory=list[SentOutcome | Note])
     asks: list[SentAsk] = attrs.field(factory=list[SentAsk])
+    ended: dict[int, SentAsk] = attrs.field(factory=dict[int, SentAsk])
 
 
 class Adopted(NamedTuple):
@@ -79,6 +105,8 @@ class Adopted(NamedTuple):
     """Those that no ledger has; a Note is a sum of outcomes."""
     waiting: list[tuple[str, SentAsk]]
     """The open asks in the order of their times."""
+    ended: Mapping[tuple[str, int], SentAsk]
+    """The requests that have ended by an outcome, by relay and number; see `outcomes`."""
 
 
 class Adoption:
@@ -116,6 +144,8 @@ class Adoption:
                 seq = frame.seq if isinstance(frame, SentOutcome) else whole(frame, "seq")
                 if seq > self._marks.get(relay, 0):
                     one.outcomes.append(frame)
+            case SentAsk() if frame.bits & ENDED:
+                one.ended[frame.number] = frame
             case SentAsk():
                 one.asks.append(frame)
             case Note("ready"):
@@ -127,7 +157,7 @@ class Adoption:
         """Note that a relay has ended: its places are free, and its clients have gone. Its outcomes count."""
         one = self._relays.pop(relay, None)
         if one is not None:
-            self._ended.append((relay, _Reported(recent=one.recent, outcomes=one.outcomes)))
+            self._ended.append((relay, _Reported(recent=one.recent, outcomes=one.outcomes, ended=one.ended)))
 
     def result(self) -> Adopted:
         """Return the picture. Raises TalkError if a relay is still expected."""
@@ -139,6 +169,7 @@ class Adoption:
             _windows_of(row for _, one in all_of for row in one.recent),
             [(relay, item) for relay, one in all_of for item in one.outcomes],
             sorted(((relay, asked) for relay, one in all_of for asked in one.asks), key=lambda pair: pair[1].at),
+            {(relay, number): asked for relay, one in all_of for number, asked in one.ended.items()},
         )
 
 

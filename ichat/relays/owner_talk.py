@@ -9,6 +9,7 @@ from ichat.relays.layouts import ENDS
 from ichat.relays.link import Link, request_in, whole
 from ichat.relays.values import (
     COPIES,
+    ENDED,
     HEAD_ONLY,
     TELLS_HEAD,
     Frame,
@@ -186,6 +187,8 @@ class OwnerTalk:
     def _ask(self, asked: SentAsk) -> None:
         number = asked.number
         one, is_head = self.requests.get(number), bool(asked.bits & HEAD_ONLY)
+        if asked.bits & ENDED and not self._is_ready:
+            return
         if number >= COPIES or (one is not None and (one.phase != "admitted" or is_head)):
             raise TalkError(f"The request {number} was asked twice.")
         if one is None and len(self.requests) >= self._asks_max:

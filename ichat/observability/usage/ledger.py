@@ -130,9 +130,14 @@ class Ledger:
             _add_tokens(sums, record.usage)
         sums[6] += record.ended_at - record.started_at - record.queued_s
 
-    def add_late(self, key: str, model: str, worker: str, used: UsedTokens) -> None:
-        """Count the tokens of a response that was made in the background; its request was counted before."""
-        _add_tokens(self._sums(key, model, worker), used)
+    def add_sums(
+        self, key: str, model: str, worker: str, used: UsedTokens, *, requests: int = 0, errors: int = 0
+    ) -> None:
+        """Count tokens, and requests that were not counted before."""
+        sums = self._sums(key, model, worker)
+        sums[0] += requests
+        sums[1] += errors
+        _add_tokens(sums, used)
 
     def _sums(self, key: str, model: str, worker: str) -> Sums:
         """Return the sums to which a request is added."""
