@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from ichat.relays.link import whole
-from ichat.relays.values import ENDED, Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
+from ichat.relays.values import ENDED, UNDER_WAY, Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 
 REPORT_NS = 5_000_000_000
 """A relay that has not reported by then is killed."""
@@ -92,6 +92,8 @@ class _Reported:
     outcomes: list[SentOutcome | Note] = attrs.field(factory=list[SentOutcome | Note])
     asks: list[SentAsk] = attrs.field(factory=list[SentAsk])
     ended: dict[int, SentAsk] = attrs.field(factory=dict[int, SentAsk])
+    skipped: int = 0
+    """The newest outcome that the ledger has."""
 
 
 class Adopted(NamedTuple):
@@ -105,8 +107,12 @@ class Adopted(NamedTuple):
     """Those that no ledger has; a Note is a sum of outcomes."""
     waiting: list[tuple[str, SentAsk]]
     """The open asks in the order of their times."""
+    under_way: Mapping[tuple[str, int], SentAsk]
+    """The requests with places, by relay and number; copies are not among them."""
     ended: Mapping[tuple[str, int], SentAsk]
     """The requests that have ended by an outcome, by relay and number; see `outcomes`."""
+    skipped: Mapping[str, int]
+    """The newest outcome of each relay that the ledger has, and the relay has not forgotten."""
 
 
 class Adoption:
@@ -127,6 +133,10 @@ class Adoption:
         """Whether asks may be answered."""
         return all(one.is_ready for one in self._relays.values())
 
+    def begin_anew(self, now: MonotonicNs) -> None:
+        """Begin the time of all relays anew: this process itself was late."""
+        self._until = now + REPORT_NS
+
     def overdue(self, now: MonotonicNs) -> list[str]:
         """Return the relays that must be killed, since they have not reported in time."""
         return [relay for relay, one in self._relays.items() if now >= self._until and not one.is_ready]
@@ -144,6 +154,8 @@ class Adoption:
                 seq = frame.seq if isinstance(frame, SentOutcome) else whole(frame, "seq")
                 if seq > self._marks.get(relay, 0):
                     one.outcomes.append(frame)
+                else:
+                    one.skipped = seq
             case SentAsk() if frame.bits & ENDED:
                 one.ended[frame.number] = frame
             case SentAsk():
@@ -164,13 +176,30 @@ class Adoption:
         if not self.is_complete:
             raise TalkError("A relay has neither reported nor ended.")
         all_of = [*self._ended, *self._relays.items()]
+        waiting, under_way = _asks_in((relay, asked) for relay, one in all_of for asked in one.asks)
         return Adopted(
             [(relay, row) for relay, one in all_of for row in one.trying],
             _windows_of(row for _, one in all_of for row in one.recent),
             [(relay, item) for relay, one in all_of for item in one.outcomes],
-            sorted(((relay, asked) for relay, one in all_of for asked in one.asks), key=lambda pair: pair[1].at),
+            waiting,
+            under_way,
             {(relay, number): asked for relay, one in all_of for number, asked in one.ended.items()},
+            {relay: one.skipped for relay, one in all_of if one.skipped},
         )
+
+
+def _asks_in(
+    asks: Iterable[tuple[str, SentAsk]],
+) -> tuple[list[tuple[str, SentAsk]], dict[tuple[str, int], SentAsk]]:
+    """Return the open asks in the order of their times, and the others by their relays and numbers."""
+    waiting: list[tuple[str, SentAsk]] = []
+    under_way: dict[tuple[str, int], SentAsk] = {}
+    for relay, asked in asks:
+        if asked.bits & UNDER_WAY:
+            under_way[relay, asked.number] = asked
+        else:
+            waiting.append((relay, asked))
+    return sorted(waiting, key=lambda pair: pair[1].at), under_way
 
 
 def _windows_of(rows: Iterable[Recent]) -> dict[tuple[int, str], tuple[int, int]]:

@@ -22,7 +22,7 @@ _NO_ASK = SentAsk(0, NEVER, "", "", b"")
 """Stands for the ask of a request of which only the outcome is known."""
 
 
-def note_earlier(item: SentOutcome | Note, asked: SentAsk | None, handler: Gateway, clock: TrioClock) -> None:
+def record_earlier(item: SentOutcome | Note, asked: SentAsk | None, handler: Gateway, clock: TrioClock) -> None:
     """Record a request that has ended under an earlier owner, or the sums of many. Raises TalkError.
 
     An outcome that wants a next step is not an end: its request asks again.

@@ -12,6 +12,7 @@ from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
+from ichat.relays.earlier_outcomes import record_earlier
 from ichat.relays.endpoint_facts import facts_of
 from ichat.relays.gaps import add_gaps
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
@@ -94,6 +95,10 @@ class OwnerDesk(RelayDesk):
 
     def _trio_of(self, at: Any) -> float | None:
         return None if at is None else self._clock.trio_of(at)
+
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
+        """Called with each outcome that no ledger has. Raises TalkError."""
+        record_earlier(item, asked, self._handler, self._clock)
 
     def end(self) -> None:
         """Called when the relay has ended: so have its requests, and their places are free."""

@@ -21,6 +21,7 @@ from ichat.relays.values import (
     NEVER,
     NOTHING,
     TELLS_HEAD,
+    UNDER_WAY,
     Frame,
     HeadSeen,
     MonotonicNs,
@@ -115,6 +116,9 @@ class RelayTalk:
                 one.asked, one.since = one.asked._replace(again=min(255, one.asked.again + 1)), now
                 one.is_known = True
                 frames.append(one.asked)
+            elif one.asked is not None and one.phase == "trying":
+                queued_s = 0.0 if one.step is None else one.step.queued_s
+                frames.append(one.asked._replace(bits=one.asked.bits | UNDER_WAY, queued_s=queued_s))
         frames.append(Note("ready"))
         for frame in frames:
             link.check(frame, is_sent=True)
@@ -145,6 +149,11 @@ class RelayTalk:
     def next_seq(self) -> int:
         """The number of the next outcome."""
         return self._seq + 1
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether there is an owner."""
+        return self._link is not None
 
     # Requests without an answer.
 
@@ -184,6 +193,8 @@ class RelayTalk:
                 return self._end(frame, now)
             case HeadSeen(number, _):
                 one = request_in(self.requests, number, "trying")
+                if not one.is_known:  # the owner that wanted it has gone
+                    return []
                 if one.step is None or not one.step.bits & TELLS_HEAD:
                     raise TalkError(f"The owner does not want the head of the request {number}, or has it.")
                 one.step = one.step._replace(bits=one.step.bits & ~TELLS_HEAD)

@@ -102,7 +102,7 @@ class SentAsk(NamedTuple):
     tried: tuple[tuple[str, str, str], ...] = ()
     """Its attempts: the endpoint, the model, and the kind of the outcome."""
     queued_s: float = 0.0
-    """For how long it has waited in queues, if it has `ENDED`."""
+    """For how long it has waited in queues, if it asks nothing."""
 
 
 class SentStep(NamedTuple):

@@ -194,7 +194,8 @@ def build_data_plane(
     if config.server_settings.relays:
         relays = Relays(
             hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), has_ledger=control.ledger.enabled,
+            log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
+            marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
         control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
