@@ -1,4 +1,4 @@
-"""What earlier owners have let in and not written down: the outcomes of relays that no ledger has, and the last minute.
+"""The use under earlier owners, from the reports of relays: outcomes that no ledger has, and the last minute.
 
 The next owner records each of these outcomes once, as if it had decided about the request itself.
 """

@@ -102,13 +102,8 @@ class Relays:
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
         now = trio.current_time()
-        return [
-            RelayView(
-                one.number, one.process.pid, one.state, one.connections, one.requests, round(now - one.since, 3),
-                self._restarts.get(one.number, 0),
-            )
-            for one in sorted(self.relays.values(), key=lambda one: (one.number, one.since))
-        ]  # fmt: skip
+        shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
+        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
 
     def families(self) -> Iterator[Metric]:
         """Return the families for Prometheus."""
@@ -116,8 +111,6 @@ class Relays:
         states.update(relay.state for relay in self.relays.values())
         yield family("ichat_relays", states)
         yield family("ichat_relay_restarts", sum(self._restarts.values()))
-
-    # Life.
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
@@ -337,14 +330,11 @@ class Relays:
             "is_fewest": relay.connections == min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
-            relay.settle(relay.talk.received)
-
-    # Outcomes: those that are counted, and those that are counted on disk.
+            relay.settle(relay.talk.counted)
 
     def newest_outcomes(self) -> Marks:
         """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
-        talks = [relay.talk for relay in self.relays.values()]
-        return {talk.identity: talk.counted for talk in talks if talk.identity and talk.counted}
+        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
 
     def settle(self, marks: Marks) -> None:
         """Have relays forget the outcomes that are counted on disk."""

@@ -94,6 +94,13 @@ class RelayAtOwner:
             self.talk.sends(frame)
             self.wire.send(frame)
 
+    def view(self, now: float, restarts: int) -> RelayView:
+        """Return the facts that operators see."""
+        return RelayView(
+            self.number, self.process.pid, self.state, self.connections, self.requests, round(now - self.since, 3),
+            restarts,
+        )  # fmt: skip
+
     def settle(self, seq: int) -> None:
         """Have the relay forget its outcomes up to a number: no later owner needs them."""
         seq = min(seq, self.talk.received)

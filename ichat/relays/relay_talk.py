@@ -69,7 +69,7 @@ class RelayTalk:
         """Set while the owner does not read: outcomes wait here."""
         self.unsettled: deque[SentOutcome | Note] = deque()
         self._ended: dict[int, RequestHere] = {}
-        """The requests whose last outcomes are unsettled, by the numbers of these outcomes."""
+        """The requests that have ended by unsettled outcomes, by the numbers of these."""
         self.term = 0
         self.about: Mapping[str, Any] = NOTHING
         """Facts about this relay, which each owner gets."""
@@ -359,7 +359,7 @@ class RelayTalk:
 
 
 def _sums_of(sent: SentOutcome) -> tuple[int, ...]:
-    """Return what an outcome adds to the sums of `added`; see `AddedUp`."""
+    """Return the sums of a single outcome; see `AddedUp`."""
     used, status = sent.usage or UsedTokens(0, 0), sent.outcome.status
     return 1, status >= 400 and sent.outcome.kind != "left", used.input, used.output, used.cached
 
