@@ -58,14 +58,14 @@ class Relays:
         log_format: str,
         recorded: Callable[[Note], None],
         term: int = 1,
-        has_ledger: bool = False,
+        marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request. With a ledger outcomes are settled by
-        `settle`, else with each pulse.
+        `recorded` is called with each refusal of bytes that were no request. `marks` returns
+        those of the ledger; without a ledger each pulse settles all outcomes.
         """
-        self._has_ledger = has_ledger
+        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -78,7 +78,7 @@ class Relays:
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
-        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()))
+        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()), marks or dict[str, int])
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
@@ -106,8 +106,6 @@ class Relays:
         states.update(relay.state for relay in self.relays.values())
         yield family("ichat_relays", states)
         yield family("ichat_relay_restarts", sum(self._restarts.values()))
-
-    # Life.
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
@@ -349,14 +347,11 @@ class Relays:
             "is_fewest": relay.connections == min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
-            relay.settle(relay.talk.received)
-
-    # Outcomes: those that are counted, and those that are counted on disk.
+            relay.settle(relay.talk.counted)
 
     def newest_outcomes(self) -> Marks:
         """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
-        talks = [relay.talk for relay in self.relays.values()]
-        return {talk.identity: talk.counted for talk in talks if talk.identity and talk.counted}
+        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
 
     def settle(self, marks: Marks) -> None:
         """Have relays forget the outcomes that are counted on disk."""

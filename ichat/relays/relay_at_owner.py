@@ -58,7 +58,7 @@ class RelayDesk:
     def restore(self, trying: Trying, asked: SentAsk | None) -> None:
         """Called with each request that has a place at an endpoint by an earlier owner. `asked` is None for a copy."""
 
-    def note_earlier(self, item: SentOutcome | Note) -> None:
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
         """Called with each outcome that no ledger has; see `Adopted.outcomes`."""
 
     def end(self) -> None:

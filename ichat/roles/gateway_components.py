@@ -195,7 +195,7 @@ def build_data_plane(
         relays = Relays(
             hub, state.path, config,
             log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
-            has_ledger=control.ledger.enabled,
+            marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
         control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
