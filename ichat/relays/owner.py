@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import trio
 from prometheus_client import Metric
@@ -27,6 +27,7 @@ from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, Note
 from ichat.relays.wire import FrameWire
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import own_environment
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,18 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        kept: KeptDescriptors,
     ) -> None:
-        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request."""
+        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request.
+
+        All relays hold the descriptors of `kept` open.
+        """
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
         self._recorded = recorded
+        self._kept = kept
+        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
@@ -164,6 +171,8 @@ class Relays:
                 undo.pop_all()
                 relay.hand_over("frames", [their_frames])
             relay.hand_over("listen", self._listeners)
+        for message, descriptors in self._kept.messages():
+            relay.pass_on(message, descriptors)
         relay.desk = self.desk_of(relay)
 
         def received(frame: Frame) -> None:
@@ -176,6 +185,11 @@ class Relays:
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(TERM))
         return relay
+
+    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Have all relays hold descriptors open, or close them."""
+        for relay in self.relays.values():
+            relay.pass_on(message, descriptors)
 
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""

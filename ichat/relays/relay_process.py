@@ -1,7 +1,8 @@
 """A relay: it accepts connections and moves bytes, and its owner decides.
 
-The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, and those
-of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
+The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, those of
+the listeners, and those that are only held open for workers. On the connection for frames the owner sends settings,
+and says when to accept, drain and end.
 """
 
 import logging
@@ -35,6 +36,7 @@ from ichat.relays.settings import RelaySettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
 from ichat.relays.wire import FrameWire, receive_descriptors
 from ichat.security.cors import Cors, cors_of
+from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class RelayProcess:
         self._settings: RelaySettings | None = None
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
         self._listeners: list[socket.socket] = []
+        self.kept = KeptDescriptors()
+        """Held open for workers until this process ends."""
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
         self._desk = FrameDesk(self._talk, self._send_now, self._send_late, monotonic_now)
         self._parts: RelayParts | None = None
@@ -117,7 +121,7 @@ class RelayProcess:
                 self._take(*received)
         except BlockingIOError:
             return
-        except (OSError, FrameError, TalkError, Exit) as error:
+        except (OSError, ValueError, FrameError, TalkError, Exit) as error:
             log.error("the owner's descriptors cannot be used: %s", error)
             self._ended.set()
 
@@ -128,6 +132,8 @@ class RelayProcess:
             self._wire = FrameWire(self._hub, sock, self._on_frame, self._on_owner_gone)
         elif message.kind == "listen" and descriptors:
             self._listeners += adopt_listeners(descriptors)
+        elif message.kind in ("keep", "drop"):
+            self.kept.receive({"kind": message.kind, **message.content}, descriptors)
         else:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -132,9 +132,9 @@ class FrameWire:
 
 
 def send_descriptors(sock: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message with descriptors, which stay open here. Raises OSError."""
+    """Send a message with descriptors, which stay open here. It never waits. Raises OSError, BlockingIOError."""
     data = json.dumps(content).encode()
-    socket.send_fds(sock, [data], list(descriptors)[:_DESCRIPTORS_MAX])
+    socket.send_fds(sock, [data], list(descriptors)[:_DESCRIPTORS_MAX], socket.MSG_DONTWAIT)
 
 
 def receive_descriptors(sock: socket.socket) -> tuple[Note, list[int]] | None:
