@@ -119,7 +119,10 @@ async def run(
         contextlib.closing(open_tracing()) as tracing,
     ):
         components = build(config, file, state, tracing)
-        listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
+        relays = components.data.relays
+        listeners = [] if relays is None else await relays.find()
+        if not listeners:
+            listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
         inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
@@ -172,13 +175,15 @@ async def _serve_until_told(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
-                await workers.start(supervisor.run)
-                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                await workers.start(supervisor.run)
+                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if relays is not None:
+                    await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))

@@ -198,7 +198,7 @@ def build_data_plane(
     if config.server_settings.relays:
         relays = Relays(
             hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept,
+            log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
         )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,

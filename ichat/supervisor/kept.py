@@ -13,8 +13,8 @@ from ichat.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
-STARTS_MAX = 256
-"""The most starts of workers with kept descriptors; each has at most as many as there are names."""
+STARTS_MAX = 128
+"""The most starts of workers with kept descriptors. Their messages fit into the buffer of a socket."""
 LAUNCHER = "launcher"
 NAMES = (LAUNCHER, "output", "journal")
 """The writing end of the pipe to a launcher, the reading end of a worker's output, and its unwritten output."""
