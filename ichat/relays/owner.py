@@ -274,17 +274,23 @@ class Relays:
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            heard = [one for one in relays if not one.is_quiet(now)] or relays
             for relay in relays:
-                self._send_pulse(relay, relays)
-                if why := relay.fault(now):
-                    relay.kill(why)
+                self._send_pulse(relay, heard)
+            self._kill_faulty(now)
+
+    def _kill_faulty(self, now: float) -> None:
+        silent_s = self.settings.config.timeouts.relay_silent_s
+        for relay in self.relays.values():
+            if why := relay.fault(now, silent_s):
+                relay.kill(why)
 
     def _send_pulse(self, relay: RelayAtOwner, relays: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all, and have it forget outcomes."""
+        """Send a relay the means of those that were heard lately, and have it forget outcomes."""
         connections, requests = [one.connections for one in relays], sum(one.requests for one in relays)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(relays), "requests": requests / len(relays),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
         relay.send(Note("settled", 0, {"seq": relay.talk.received}))
 

@@ -17,7 +17,10 @@ from ichat.relays.wire import FrameWire, send_descriptors
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
-SILENT_S = 10.0
+START_S = 60.0
+"""A relay that does not accept by then is killed."""
+QUIET_S = 2.5
+"""After this silence a relay does not count where others share new connections."""
 
 RelayState = Literal["starting", "accepting", "draining", "gone"]
 
@@ -80,12 +83,19 @@ class RelayAtOwner:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def fault(self, now: float) -> str:
-        """Return why it must be killed; "" if it need not be."""
+    def is_quiet(self, now: float) -> bool:
+        """Whether it has not been heard lately."""
+        return now - self.heard_at > QUIET_S
+
+    def fault(self, now: float, silent_s: float) -> str:
+        """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
         self.talk.unread_bytes = 0 if self.wire is None else self.wire.unread_bytes
         if self.talk.is_hung:
             return "it leaves frames unread"
-        return f"it was silent for {SILENT_S:g} s" if now - self.heard_at > SILENT_S else ""
+        if self.state == "starting" and now - self.since > START_S:
+            return f"it has not begun within {START_S:g} s"
+        is_silent = self.state == "accepting" and now - self.heard_at > silent_s
+        return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def hand_over(self, kind: str, sockets: Sequence[socket.socket]) -> None:
         """Send the relay descriptors, which stay open here. Raises OSError."""
