@@ -11,7 +11,7 @@ import trio
 
 from ichat.protocol.messages import Count
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.values import Frame, TalkError
+from ichat.relays.values import Frame, Note, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,8 @@ START_S = 60.0
 QUIET_S = 2.5
 """After this silence a relay does not count where others share new connections."""
 
-RelayState = Literal["starting", "accepting", "draining", "gone"]
+RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
+"""`retiring`: it leaves new connections to other relays, and ends when it has none left."""
 
 
 @attrs.frozen
@@ -68,6 +69,8 @@ class RelayAtOwner:
         self.refusal = ""
         """Why it could not prepare the newest settings."""
         self.drained = trio.Event()
+        self.leaves_place = trio.Event()
+        """Set when another relay may replace it: it retires, or has ended."""
         self._descriptors = descriptors
 
     def __repr__(self) -> str:
@@ -79,13 +82,19 @@ class RelayAtOwner:
             self.talk.sends(frame)
             self.wire.send(frame)
 
+    def settle(self, seq: int) -> None:
+        """Have the relay forget its outcomes up to a number: no later owner needs them."""
+        seq = min(seq, self.talk.received)
+        if seq > self.talk.settled:
+            self.send(Note("settled", 0, {"seq": seq}))
+
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def is_quiet(self, now: float) -> bool:
-        """Whether it has not been heard lately."""
-        return now - self.heard_at > QUIET_S
+    def is_peer(self, now: float) -> bool:
+        """Whether new connections are shared with it: it accepts them, and was heard lately."""
+        return self.state == "accepting" and now - self.heard_at <= QUIET_S
 
     def fault(self, now: float, silent_s: float) -> str:
         """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
@@ -94,7 +103,7 @@ class RelayAtOwner:
             return "it leaves frames unread"
         if self.state == "starting" and now - self.since > START_S:
             return f"it has not begun within {START_S:g} s"
-        is_silent = self.state == "accepting" and now - self.heard_at > silent_s
+        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
         return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def hand_over(self, kind: str, sockets: Sequence[socket.socket]) -> None:
