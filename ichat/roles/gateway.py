@@ -41,10 +41,12 @@ from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
 from ichat.proxy.context import GatewayContext
+from ichat.relays.earlier_outcomes import earlier_use
+from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
-from ichat.roles.gateway_components import Components, build, secure_parts
+from ichat.roles.gateway_components import Components, Control, build, secure_parts
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
@@ -120,7 +122,10 @@ async def run(
         contextlib.closing(open_tracing()) as tracing,
     ):
         components = build(config, file, state, tracing)
-        listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
+        relays = components.data.relays
+        listeners = [] if relays is None else await relays.find()
+        if not listeners:
+            listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
         inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
@@ -145,8 +150,6 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
     await nursery.start(control.ledger.run)
-    if control.ledger.enabled:
-        await restore_windows(control.ledger.read, control.quotas)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
     nursery.start_soon(reap_forever, supervisor if data.relays is None else KnownPids((supervisor, data.relays)))
@@ -175,13 +178,16 @@ async def _serve_until_told(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
-                await workers.start(supervisor.run)
-                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                await _restore_windows(components.control, relays)
+                await workers.start(supervisor.run)
+                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if relays is not None:
+                    await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))
@@ -201,6 +207,15 @@ async def _serve_until_told(
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
+
+
+async def _restore_windows(control: Control, relays: Relays | None) -> None:
+    """Have limits of a minute count earlier use: as relays have seen it, or else as the ledger has it."""
+    windows = None if relays is None else relays.adopting.windows
+    if windows is not None:
+        control.quotas.restore_windows(earlier_use(windows, _clock()))
+    elif control.ledger.enabled:
+        await restore_windows(control.ledger.read, control.quotas)
 
 
 def _clock() -> TrioClock:
