@@ -26,7 +26,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, kill_faulty, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -336,13 +336,7 @@ class Relays:
             peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-            self._kill_faulty(now)
-
-    def _kill_faulty(self, now: float) -> None:
-        silent_s = self.settings.config.timeouts.relay_silent_s
-        for relay in self.relays.values():
-            if why := relay.fault(now, silent_s):
-                relay.kill(why)
+            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
         """Send a relay the means of those that accept connections and were heard lately."""

@@ -5,7 +5,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import attrs
@@ -172,6 +172,13 @@ class RelayAtOwner:
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
+    """Kill the relays that do not read, do not begin, or were silent for this time."""
+    for relay in relays:
+        if why := relay.fault(now, silent_s):
+            relay.kill(why)
 
 
 async def start_relay(
