@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import trio
 from prometheus_client import Metric
@@ -26,12 +26,13 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, kill_faulty, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
+from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +58,14 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        kept: KeptDescriptors,
         term: int = 1,
         marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request. `marks` returns
-        those of the ledger; without a ledger each pulse settles all outcomes.
+        `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
+        open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
         self._has_ledger = marks is not None
         self._hub = hub
@@ -71,6 +73,8 @@ class Relays:
         self._log_format = log_format
         self.term = term
         self._recorded = recorded
+        self._kept = kept
+        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
@@ -109,7 +113,10 @@ class Relays:
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
-        return await self.adopting.find(self.term, self._address)
+        listeners = await self.adopting.find(self.term, self._address)
+        for relay in self.adopting.found:
+            relay.give_kept(self._kept)
+        return listeners
 
     async def run(
         self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -124,6 +131,7 @@ class Relays:
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
+                    self._pass_all(relay)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
@@ -201,6 +209,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
+        self._pass_all(relay)
         self._begin_talk(relay, frames)
         return relay
 
@@ -221,6 +230,16 @@ class Relays:
 
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
+
+    def _pass_all(self, relay: RelayAtOwner) -> None:
+        """Have a relay hold open everything that others do; it may have some of that already."""
+        for message, descriptors in self._kept.messages():
+            relay.pass_on(message, descriptors)
+
+    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Have all relays hold descriptors open, or close them."""
+        for relay in self.relays.values():
+            relay.pass_on(message, descriptors)
 
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
@@ -330,21 +349,20 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
+            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections."""
+        """Send a relay the means of those that accept connections and were heard lately."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
             relay.settle(relay.talk.counted)
