@@ -18,6 +18,7 @@ import trio
 from prometheus_client import Metric
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.observability.prometheus_families import family
@@ -40,8 +41,6 @@ LIVED_S = 10.0
 """After this life, the pause is the first again."""
 END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 TERM = 1
 """No relay outlives its owner yet, so that each has the first owner of its life."""
 
