@@ -127,7 +127,9 @@ async def run(
         contextlib.closing(open_tracing()) as tracing,
     ):
         components = build(config, file, state, tracing)
-        listeners = await _open_listeners(config.server_settings, notifier)
+        relays = components.data.relays
+        adopted = [] if relays is None else await relays.find()
+        listeners = await _open_listeners(config.server_settings, notifier, adopted)
         inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
@@ -142,9 +144,14 @@ async def run(
                 background.cancel_scope.cancel()
 
 
-async def _open_listeners(settings: ServerSettings, notifier: Notifier) -> list[socket.socket]:
-    """Listen as configured, with the service manager's sockets where it has opened the configured addresses."""
+async def _open_listeners(
+    settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]
+) -> list[socket.socket]:
+    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses."""
     handed = adopt_listeners(notifier.descriptors)
+    if adopted:
+        close_all(handed)  # the same sockets, if they have these addresses
+        return adopted
     listeners = await open_listeners(settings.host, settings.port, handed)
     for sock in handed:
         if sock not in listeners:
@@ -203,13 +210,15 @@ async def _serve_until_told(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
-                await workers.start(supervisor.run)
-                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                await workers.start(supervisor.run)
+                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if relays is not None:
+                    await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 notifier.ready()
