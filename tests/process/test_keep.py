@@ -1,5 +1,7 @@
 """`ichat.pyz keep`: a gateway in a container ends in good order or begins again, and its first process stays."""
 
+import http.client
+import json
 import os
 import shutil
 import signal
@@ -8,6 +10,7 @@ import sys
 
 import psutil
 import pytest
+from support.counting_upstream import CountingUpstream
 from support.deployments import free_port
 from support.programs import LIMIT_S, ROOT, alive, ichat
 
@@ -31,18 +34,33 @@ def wrapped(request):
 
 
 @pytest.fixture
-def kept(start, tmp_path, wrapped):
+def upstream():
+    one = CountingUpstream()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def kept(start, tmp_path, wrapped, upstream):
     """Start a keeper with a gateway that has two relays: `program, keeper = kept()`."""
 
     def run():
         path, port = tmp_path / "ichat.toml", free_port()
-        path.write_text(f'[server_settings]\nport = {port}\nstate_directory = "{tmp_path}/state"\nrelays = 2\n')
+        path.write_text(
+            f'[server_settings]\nport = {port}\nstate_directory = "{tmp_path}/state"\nrelays = 2\n{upstream.route("")}'
+        )
         program = start([*wrapped, *ichat("keep", "gateway", "-c", path)])
         program.wait_for_port()
         [keeper] = program.family.children() if wrapped else [program.family]
+        program.until(lambda: len(relays_below(keeper.children()[0])) == 2)
         return program, keeper
 
     return run
+
+
+def relays_below(process):
+    """Return the relays among the children of a process."""
+    return [one for one in process.children() if "relay" in one.cmdline()]
 
 
 def test_a_keeper_imports_neither_trio_nor_the_gateway():
@@ -53,20 +71,24 @@ def test_a_keeper_imports_neither_trio_nor_the_gateway():
     assert [name for name in found.stdout.split() if name.startswith(forbidden)] == []
 
 
-def test_a_killed_gateway_begins_again_and_an_ordered_stop_ends_all(kept):
-    """Its relays become children of the keeper, and no process is left after the stop."""
+def test_a_killed_gateway_begins_again_and_an_ordered_stop_ends_all(kept, upstream):
+    """The keeper is the parent of its relays then: they go on with a stream. No process is left after the stop."""
     program, keeper = kept()
     [owner] = keeper.children()
-    relays = owner.children()
-    assert len(relays) == 2
-    relays[0].suspend()  # it cannot end by itself before its parent is seen
+    relays = relays_below(owner)
+    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
+    body = json.dumps({"model": "m", "stream": True})
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    stream = connection.getresponse()
+    assert stream.readline().startswith(b"data: ")
     owner.kill()
-    program.until(lambda: not owner.is_running())
-    assert relays[0].ppid() == keeper.pid
-    relays[0].resume()
     program.until(lambda: program.text().count(" listens on ") == 2)
     assert "the gateway has ended by signal SIGKILL: it is started again in 0.2 s" in program.text()
     assert program.get("/health")[0] == 200
+    assert {one.pid for one in relays_below(keeper)} == {one.pid for one in relays}
+    upstream.ends.set()
+    assert stream.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
     left = keeper.children(recursive=True)
     keeper.send_signal(signal.SIGTERM)
     assert program.process.wait(LIMIT_S) == 0
