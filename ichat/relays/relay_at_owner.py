@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
 SILENT_S = 10.0
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
