@@ -111,7 +111,7 @@ class RelayProcess:
         """End in good order when there is no owner for too long."""
         await self._ownerless.wait_until_given_up()
         log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
-        await self._drain(self._note_drained)
+        await self._drain()
 
     async def _obey_signals(self) -> None:
         """Retire at SIGTERM: the owner starts another relay."""
