@@ -105,6 +105,7 @@ def _help() -> str:
 
 def _gateway(argv: list[str]) -> int:
     """Run a gateway. Its log goes through a thread, so that a stopped terminal does not stop the gateway."""
+    import functools
     import gc
     import signal
 
@@ -113,6 +114,7 @@ def _gateway(argv: list[str]) -> int:
     from ichat.roles import gateway
 
     config, file = gateway.read_command_line(argv)
+    takes_over = gateway.asks_for_takeover(argv)
     import trio
 
     from ichat.observability.logs.pipes import Tee, TeeStream
@@ -120,7 +122,7 @@ def _gateway(argv: list[str]) -> int:
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee), config.logs.format)
     try:
-        trio.run(gateway.run, config, file)
+        trio.run(functools.partial(gateway.run, config, file, takes_over=takes_over))
     finally:
         tee.close(LAST_WORDS_S)
     return 0

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -40,22 +40,27 @@ from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
+from ichat.relays.owner import TERM
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.roles.gateway_components import Components, build, secure_parts
+from ichat.roles.gateway_takeover import GatewayGiver, HandedGateway, ask, leave, serve_old_process
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.supervisor.orphans import KnownPids, become_subreaper, reap_forever
-from ichat.supervisor.state import StateDirectory, open_state
+from ichat.supervisor.state import StateDirectory, handed_state, is_locked, open_state
+from ichat.takeover.giving import TakeoverServer
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "ichat.toml"
 """The configuration where none is named, if it is in the working directory."""
 DAY_S = 24 * 3600.0
+LOCK_LOOKS, LOCK_LOOK_S = 40, 0.05
+"""How often a takeover looks whether a process that ends has left the lock of the state directory, and the pause."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -75,6 +80,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
         secure_parts(config, _kept_keys(config))
         raise verdict_on(config, str(path))
     return config, file
+
+
+def asks_for_takeover(argv: Sequence[str]) -> bool:
+    """Return whether the gateway's flags ask the running gateway to hand over. Raises Exit 64."""
+    return parser().parse_args(list(argv)).takeover
 
 
 def _kept_keys(config: Config) -> MadeKeys:
@@ -100,6 +110,12 @@ def parser() -> CommandLineParser:
     )
     usage.add_argument("--check", action="store_true", help="check it and what its workers need here, and exit")
     usage.add_argument(
+        "--takeover",
+        action="store_true",
+        help="have the running gateway with this state directory hand over to this process: no request is refused, and"
+        " no stream breaks; without a running gateway, start as usual",
+    )
+    usage.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         help="how the log's lines look, instead of logs.format: short text on a terminal (auto), text, or json",
@@ -108,40 +124,83 @@ def parser() -> CommandLineParser:
 
 
 async def run(
-    config: Config, file: ConfigFile | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    config: Config,
+    file: ConfigFile | None = None,
+    *,
+    takes_over: bool = False,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the gateway until a signal stops it; `started` with its port. Raises Exit where it cannot listen.
 
-    `file` has the configuration, and is read again when it changes.
+    `file` has the configuration, and is read again when it changes. With `takes_over` the process that has the
+    configured state directory hands its gateway over, if there is any.
     """
-    with (
-        open_state(config.server_settings, config.logs.directory) as state,
-        contextlib.closing(open_tracing()) as tracing,
-    ):
+    with contextlib.ExitStack() as stack:
+        if takes_over:
+            secure_parts(config, _kept_keys(config))
+        takeover = await ask(config, stack) if takes_over else None
+        handed = (
+            None if takeover is None or takeover.received is None else HandedGateway.read(takeover.received, config)
+        )
+        state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
+        tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
-        listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
-        inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+        listeners = [] if handed is None else handed.listeners
+        listeners = listeners or await open_listeners(config.server_settings.host, config.server_settings.port)
+        if takeover is not None and handed is not None:
+            handed.put_into(components)
+            await takeover.begin()
+            log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
         become_subreaper()
-        with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
-            async with trio.open_nursery() as background:
-                await _start_background(background, components, state.log_directory)
+        announcing = stack.enter_context(contextlib.ExitStack())
+        announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
+        giver = GatewayGiver(components, state, listeners)
+        async with trio.open_nursery() as background:
+            await _start_background(background, components)
+            async with trio.open_nursery() as deciding:
+                server = TakeoverServer(state.path, giver, TERM)
+                await _start_deciding(deciding, components, state.log_directory)
+                await deciding.start(giver.run)
+                await deciding.start(server.serve_forever)
+                inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+                old = None if takeover is None else partial(serve_old_process, components, state, takeover)
                 try:
-                    await _serve_until_told(components, listeners, inner, task_status)
+                    if not await _serve_until_told(components, (listeners, inner), task_status, server, old):
+                        announcing.pop_all()
                 finally:
                     close_all(listeners)
                     components.data.context.pool.close_idle()
                     components.control.log_store.close()
-                background.cancel_scope.cancel()
+                deciding.cancel_scope.cancel()
+            background.cancel_scope.cancel()
 
 
-async def _start_background(nursery: trio.Nursery, components: Components, directory: str) -> None:
-    """Start the tasks that the front door and the workers need, and that end after them. `directory` has the logs."""
-    control, data, reloader = components.control, components.data, components.reloader
-    context, supervisor = data.context, control.supervisor
+async def _state_of(
+    config: Config, handed: HandedGateway | None, *, waits: bool
+) -> contextlib.AbstractContextManager[StateDirectory]:
+    """Return the state directory; with `waits`, a process that has it may be about to end."""
+    directory = directory_for(config.server_settings)
+    if handed is not None and directory is not None:
+        return handed_state(directory, config.logs.directory, handed.lock)
+    for _ in range(LOCK_LOOKS if waits else 0):
+        if is_locked(directory):
+            await trio.sleep(LOCK_LOOK_S)
+    return open_state(config.server_settings, config.logs.directory)
+
+
+async def _start_background(nursery: trio.Nursery, components: Components) -> None:
+    """Start the tasks that requests need to their end."""
+    data = components.data
     nursery.start_soon(data.access.run_forever)
     nursery.start_soon(data.hub.run_forever)
-    await nursery.start(context.pool.run_forever)
-    await nursery.start(context.shadows.run_forever)
+    await nursery.start(data.context.pool.run_forever)
+    await nursery.start(data.context.shadows.run_forever)
+
+
+async def _start_deciding(nursery: trio.Nursery, components: Components, directory: str) -> None:
+    """Start the tasks that only the process with the gateway has. `directory` has the logs."""
+    control, data, reloader = components.control, components.data, components.reloader
+    context, supervisor = data.context, control.supervisor
     await nursery.start(components.serve_control)
     await nursery.start(control.ledger.run)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
@@ -160,20 +219,28 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
 
 async def _serve_until_told(
     components: Components,
-    listeners: list[socket.socket],
-    inner: list[socket.socket],
+    sockets: tuple[list[socket.socket], list[socket.socket]],
     task_status: trio.TaskStatus[int],
-) -> None:
+    server: TakeoverServer[GatewayGiver],
+    serve_old: Callable[[], Awaitable[None]] | None,
+) -> bool:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
 
-    With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
+    Return False if another process has the gateway by then.
+    The workers stay then, and the connections end as a retirement says.
+
+    `sockets` are listeners for clients, and those at the socket `inner`. With relays, those accept from the listeners,
+    and the front door is for the requests that they forward to `inner`. `serve_old` answers an old process's requests.
     """
+    listeners, inner = sockets
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if serve_old is not None:
+                    doors.start_soon(serve_old)
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
@@ -182,7 +249,9 @@ async def _serve_until_told(
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))
-                await anext(signals)
+                if await server.wait_gone(partial(anext, signals)):
+                    await leave(components, server.giver, doors, signals)
+                    return False
                 log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, components)
@@ -198,6 +267,7 @@ async def _serve_until_told(
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
+    return True
 
 
 def _clock() -> TrioClock:

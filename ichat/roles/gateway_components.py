@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import trio
 
+from ichat.admin.calls import ControlCalls
 from ichat.admin.config_state import ConfigInForce
 from ichat.admin.events import EventStreams
 from ichat.admin.key_store import KeyStore
@@ -134,8 +135,18 @@ class Components:
     history: History
     events: EventStreams
     reconfiguration: "Reconfiguration"
+    calls: ControlCalls
+    """Those of the control plane that are under way."""
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; not started yet."""
+
+
+def import_parts() -> None:
+    """Import the modules that `build` imports late."""
+    from ichat.admin import app, open_routes, openapi
+    from ichat.supervisor import engine_flags
+
+    del app, open_routes, openapi, engine_flags
 
 
 def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
@@ -201,6 +212,15 @@ def build_data_plane(
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
 
 
+def inner_door(components: Components) -> FrontDoor[Caller]:
+    """Return a door for the requests that other processes of this gateway forward."""
+    handler, config = components.data.handler, components.reloader.config
+    return FrontDoor(
+        b"gateway", handler.answer, handler.authenticate, components.data.hub, config.limits, config.timeouts, None,
+        handler.refused, more_headers=handler.more_headers, peer_of=peer_of,
+    )  # fmt: skip
+
+
 def _build_operation(
     config: Config, file: ConfigFile | None, control: Control, data: DataPlane, *, made: MadeKeys, state: StateDirectory
 ) -> Components:
@@ -246,13 +266,14 @@ def _build_operation(
     metrics.others.extend((ledger.families, reloader.families))
     if data.relays is not None:
         metrics.others.append(data.relays.families)
+    calls = ControlCalls()
     shown = [
-        fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, ledger, overview, events,
+        calls, fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics,
+        scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(
-        control, data, reloader, key_store, checker, history, events, reconfiguration,
+        control, data, reloader, key_store, checker, history, events, reconfiguration, calls,
         functools.partial(serve, make_app({type(one): one for one in shown}), state.control_socket),
     )  # fmt: skip
 

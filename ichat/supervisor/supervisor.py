@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -31,11 +31,18 @@ from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.host import LocalHost
 from ichat.supervisor.launch import command_of, token_of
+from ichat.supervisor.life import Actual, Alive, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker, holders_before
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
-from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
+from ichat.supervisor.state import (
+    HandedWorkers,
+    SavedManagedWorker,
+    SavedRemoteWorker,
+    SavedState,
+    StateDirectory,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +93,10 @@ class Supervisor:
         self._context = SupervisorContext(
             config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
         )
+        self.handed: HandedWorkers | None = None
+        """Set before `run`: the workers of another process of this gateway."""
+        self._saving = trio.Lock()
+        """Held while the state is saved."""
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
@@ -113,6 +124,8 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
+        if self.handed is not None:
+            known = attrs.evolve(known, started=[*self.handed.started], heard=[])
         self._load_times.restore(known.load_seconds, known.load_phases)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
@@ -126,6 +139,8 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
+            if self.handed is not None:
+                self.handed.restore()
             self.apply(self._context.config, self.changes(self._context.config))
             self._table.changed.add(self._changed)
             self._remember_soon()
@@ -134,8 +149,45 @@ class Supervisor:
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
-        with trio.CancelScope(shield=True):
-            await self._remember()
+        if not self._context.is_handed_over:
+            with trio.CancelScope(shield=True):
+                await self._remember()
+
+    # A takeover by another process.
+
+    @property
+    def workers(self) -> Mapping[str, ManagedWorker]:
+        """All managed workers, by their ids."""
+        return self._workers
+
+    def change_under_way(self) -> str:
+        """Return in a sentence why the workers cannot be handed over now; "" if they can."""
+        if self._replaced:
+            return f"Worker {next(iter(self._replaced))} is being replaced after a reload: try again later."
+        for worker in self._workers.values():
+            actual = worker.life.actual
+            is_changing = isinstance(actual, Changing | Clearing) or (isinstance(actual, Alive) and not worker.pid)
+            is_loading = isinstance(actual, Alive) and worker.record.load is not None
+            if is_changing or is_loading or worker.is_leaving:
+                doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
+                return f"Worker {worker.id} is being {doing}: try again later."
+        return ""
+
+    async def freeze(self) -> None:
+        """Start, change and end nothing from now on, and save the state. Raises OSError if it cannot be saved."""
+        self._context.gate.close()
+        await self._remember()
+        if self._is_failing:
+            raise OSError(f"{self._state.path} cannot be written")
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._context.gate.open()
+
+    def leave(self) -> None:
+        """Have `run` return, and leave all workers to another process."""
+        self._context.is_handed_over = True
+        self.stop()
 
     async def _end_unknown(self, known: Collection[str]) -> None:
         """Kill processes that an earlier gateway with this state directory has left of workers other than these."""
@@ -159,13 +211,17 @@ class Supervisor:
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
-            adopted = _adopt(one)
+            adopted, states = _adopt(one), None if self.handed is None else self.handed.states.get(one.worker_id)
             if adopted is None:
-                if spec is not None and one.is_launched:
+                if spec is not None and states is not None:
+                    self._start(one.worker_id, spec, is_launched=one.is_launched, states=_without_process(states))
+                elif spec is not None and one.is_launched:
                     self._start(one.worker_id, spec, is_launched=True)
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
-            worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted)
+            worker = self._start(
+                one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted, states=states
+            )
             if spec is None:
                 self._remove_soon(worker, 0.0)
             elif spec.on_gateway_exit == "keep":
@@ -175,10 +231,16 @@ class Supervisor:
                 worker.restart(spec)  # which makes it cold if it is loaded on demand
 
     def _start(
-        self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool, adopted: AdoptedProcess | None = None
+        self,
+        worker_id: str,
+        spec: ManagedWorkerConfig,
+        *,
+        is_launched: bool,
+        adopted: AdoptedProcess | None = None,
+        states: tuple[Wanted, Actual] | None = None,
     ) -> ManagedWorker:
         worker = self._workers[worker_id] = ManagedWorker(
-            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted
+            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted, states=states
         )
         self._remember_soon()
         self.loader.review()
@@ -315,6 +377,7 @@ class Supervisor:
         while True:
             while not self._is_urgent and self._table.version == self._written_version:
                 await self._changed.wait()
+            await self._context.gate.wait_open()
             began_at = time.perf_counter()
             await self._remember()
             took_s = time.perf_counter() - began_at
@@ -326,6 +389,10 @@ class Supervisor:
 
     async def _remember(self) -> None:
         """Save the state for the next gateway."""
+        async with self._saving:
+            await self._save()
+
+    async def _save(self) -> None:
         self._is_urgent, self._written_version = False, self._table.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
         started = [one.saved() for one in self._workers.values()]
@@ -364,6 +431,14 @@ def _lives(one: SavedManagedWorker) -> bool:
     with contextlib.suppress(OSError):
         return bool(one.stamp) and process_identity(one.pid) == one.stamp
     return False
+
+
+def _without_process(states: tuple[Wanted, Actual]) -> tuple[Wanted, NoProcess]:
+    """Return the states of a worker whose process, if it had any, is gone."""
+    wanted, actual = states
+    if isinstance(actual, NoProcess):
+        return wanted, actual
+    return wanted, NoProcess(actual.run, "cold" if wanted.state == "cold" else "new", actual.failures)
 
 
 def _adopt(one: SavedManagedWorker) -> AdoptedProcess | None:

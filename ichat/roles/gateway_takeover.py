@@ -1,0 +1,313 @@
+"""The parts of a gateway during a takeover: how they become quiet, and how both processes use them."""
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import attrs
+import cattrs
+import trio
+
+from ichat import __version__, errors
+from ichat.config.own_secret import directory_for
+from ichat.config.schema import Config
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.fleet.packed_args import ArgsPacker
+from ichat.http.front_door import FrontDoor
+from ichat.http.heads import RequestHead
+from ichat.http.leaving import Retirement
+from ichat.http.listeners import address_name, adopt_listeners, close_all, open_unix_listener
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.relays.forwarding import InnerSocket
+from ichat.roles.gateway_components import Components, import_parts, inner_door
+from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Caller
+from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory
+from ichat.takeover.getting import Received, Takeover, ask_for_gateway
+from ichat.takeover.giving import CannotFreezeError, Handed
+from ichat.takeover.snapshot import (
+    Snapshot,
+    endpoint_of,
+    life_of,
+    names_of_external,
+    put_endpoint,
+    put_quota,
+    put_record,
+    quota_of,
+    record_of,
+    states_in,
+)
+
+log = logging.getLogger(__name__)
+
+NEW_OWNER_S = 10.0
+"""How long requests wait for the new process to answer at its inner socket."""
+
+
+class GatewayGiver:
+    """A gateway that can be handed over; see `takeover.giving.Giver`."""
+
+    def __init__(self, components: Components, state: StateDirectory, listeners: list[socket.socket]) -> None:
+        self._components = components
+        self._state = state
+        self._listeners = listeners
+        self._holding = trio.CancelScope()
+        self._is_frozen = False
+        self._inner = InnerSocket(components.data.context.pool, state.inner_socket)
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<GatewayGiver{', frozen' if self._is_frozen else ''}>"
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep the tasks of a freeze; cancelled with the gateway."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def busy(self) -> str:
+        """Return in a sentence why this gateway cannot be handed over now; "" if it can."""
+        if os.getpid() == 1:
+            return (
+                "The running gateway is process 1 of a container, which ends with that process: stop the container,"
+                " and start another."
+            )
+        if not self._state.is_kept or not os.path.exists(os.path.join(self._state.path, "lock")):
+            return "The running gateway keeps no state: stop it, and start this program."
+        if self._components.reloader.is_changing:
+            return "The configuration or a key of the running gateway is being changed: try again later."
+        return self._components.control.supervisor.change_under_way()
+
+    async def freeze(self) -> Handed:
+        """Become quiet: requests, heartbeats and calls wait, and all files are written. Raises CannotFreezeError."""
+        control, data = self._components.control, self._components.data
+        assert self._nursery is not None
+        self._is_frozen = True
+        self._components.calls.gate.close()
+        data.door.answer = self._answer_later
+        self._holding = await self._nursery.start(self._hold_configuration)
+        await self._components.calls.wait_quiet()
+        if why := control.supervisor.change_under_way():
+            raise CannotFreezeError(why)
+        try:
+            await control.supervisor.freeze()
+            await control.ledger.freeze()
+            await data.access.flush()
+        except OSError as error:
+            raise CannotFreezeError(f"The running gateway cannot write its state: {error}.") from error
+        return Handed(self._snapshot().to_json(), self._about(), [self._state.lock, *self._descriptors()])
+
+    async def _hold_configuration(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        """Let nothing change the configuration or the keys until cancelled."""
+        with trio.CancelScope() as scope:
+            async with self._components.reloader.lock:
+                task_status.started(scope)
+                await trio.sleep_forever()
+
+    def thaw(self) -> None:
+        """Go on."""
+        if self._is_frozen:
+            self._is_frozen = False
+            self._holding.cancel()
+            self._components.control.ledger.thaw()
+            self._components.control.supervisor.thaw()
+            self._components.data.door.answer = self._components.data.handler.answer
+            self._components.calls.gate.open()
+
+    def let_go(self) -> None:
+        """Stop reading what the new process will read."""
+
+    def hold_on(self) -> None:
+        """Read on."""
+
+    def leave(self) -> None:
+        """Have the new process decide: requests that wait, and further ones, are forwarded to it."""
+        data = self._components.data
+        data.door.answer, data.door.authenticate = self._forward, _admit_all
+        self._components.calls.is_handed_over = True
+        self._components.calls.gate.open()
+        self._components.control.supervisor.leave()
+        for worker in self._components.control.fleet.table:
+            worker.answers = True  # this process hears no more heartbeats, and has some requests to finish
+
+    def retirement(self) -> Retirement:
+        """Return how this process ends its connections."""
+        requests = self._components.data.handler.in_flight
+        overdue = functools.partial(requests.end_all, errors.draining)
+        return Retirement(total_s=self._components.data.context.timeouts.takeover_s, overdue=overdue)
+
+    # Requests.
+
+    async def _answer_later(self, request: Request, client: Client, caller: Caller) -> None:
+        """Answer a request when it is known which process does so. Raises ApiError if nothing has been sent."""
+        await self._components.calls.gate.wait_open()
+        await self._components.data.door.answer(request, client, caller)
+
+    async def _forward(self, request: Request, client: Client, _caller: Caller) -> None:
+        """Have the new process answer a request. Raises ApiError if nothing has been sent."""
+        await wait_for_socket(self._state.inner_socket)
+        await self._inner.forward(request, client)
+
+    # The snapshot.
+
+    def _snapshot(self) -> Snapshot:
+        control, now = self._components.control, trio.current_time()
+        table, workers = control.fleet.table, control.supervisor.workers.values()
+        lives = [life_of(one.id, one.life.wanted, one.life.actual, one.life.failed_change, now) for one in workers]
+        return Snapshot(
+            [record_of(worker, now) for worker in table],
+            [endpoint_of(name, endpoint, now) for name, endpoint in _endpoints(self._components).items()],
+            [quota_of(quota, now) for quota in control.quotas],
+            lives,
+            [attrs.asdict(one.saved()) for one in workers],
+        )
+
+    def _about(self) -> Mapping[str, Any]:
+        settings = self._components.data.context.settings
+        return {
+            "address": address_name(settings.host, settings.port),
+            "listeners": len(self._descriptors()),
+            "has_relays": self._components.data.relays is not None,
+        }
+
+    def _descriptors(self) -> list[int]:
+        return [listener.fileno() for listener in self._listeners]
+
+
+async def wait_for_socket(path: str) -> None:
+    """Wait until a process accepts connections at a unix socket, for `NEW_OWNER_S` at most."""
+    with trio.move_on_after(NEW_OWNER_S):
+        while True:
+            with contextlib.suppress(OSError), trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                await probe.connect(path)
+                return
+            await trio.sleep(0.02)
+
+
+def _admit_all(_head: RequestHead, _peer: str) -> Any:
+    """Identify no client: the new process does."""
+
+
+def _endpoints(components: Components) -> dict[str, Endpoint]:
+    """Return all endpoints, by names that both processes give them."""
+    fleet = components.control.fleet
+    of_workers = {f"worker {worker.id}": fleet.table.endpoint_of(worker) for worker in fleet.table}
+    found = {name: endpoint for name, endpoint in of_workers.items() if endpoint is not None}
+    return {**found, **names_of_external(fleet.directory.external)}
+
+
+class HandedGateway:
+    """Everything that this process has got of the old process."""
+
+    def __init__(self, received: Received, config: Config) -> None:
+        """Raises ValueError for a snapshot of another form."""
+        self._snapshot = Snapshot.from_json(received.snapshot)
+        self._about = received.about
+        self.lock, *rest = received.descriptors
+        settings = config.server_settings
+        count = received.about.get("listeners")
+        listeners = adopt_listeners(rest[: count if isinstance(count, int) else 0])
+        self.listeners: list[socket.socket] = []
+        """Those of the configured address; empty if the old process has listened elsewhere."""
+        if received.about.get("address") == address_name(settings.host, settings.port):
+            self.listeners = listeners
+        else:
+            close_all(listeners)
+
+    @classmethod
+    def read(cls, received: Received, config: Config) -> "HandedGateway":
+        """Return the gateway that was handed over. Raises Exit 69."""
+        try:
+            return cls(received, config)
+        except ValueError as error:
+            raise Exit(EXIT_UNAVAILABLE, str(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<HandedGateway {len(self._snapshot.workers)} workers>"
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether the old process has relays, and so no connections of clients."""
+        return self._about.get("has_relays") is True
+
+    def put_into(self, components: Components) -> None:
+        """Give the parts of this gateway, of which none runs yet, everything that the old process knew."""
+        control, now = components.control, trio.current_time()
+        for saved in self._snapshot.quotas:
+            quota = next((one for one in control.quotas if one.name == saved.name), None)
+            if quota is not None:
+                put_quota(saved, quota, now)
+        packer = ArgsPacker()
+        for record in self._snapshot.workers:
+            if not record.managed:
+                put_record(record, control.fleet.table, packer)
+        started = [*self._started()]
+        states = {life.worker_id: states_in(life, now) for life in self._snapshot.lives}
+        control.supervisor.handed = HandedWorkers(started, states, functools.partial(self._restore, components, packer))
+        self._put_endpoints(components)
+
+    def _started(self) -> Iterator[SavedManagedWorker]:
+        for one in self._snapshot.started:
+            with contextlib.suppress(Exception):
+                yield cattrs.structure(one, SavedManagedWorker)
+
+    def _restore(self, components: Components, packer: ArgsPacker) -> None:
+        """Complete the records of managed workers."""
+        failed = {life.worker_id: life.failed_change for life in self._snapshot.lives}
+        for record in self._snapshot.workers:
+            if record.managed:
+                put_record(record, components.control.fleet.table, packer)
+        for worker in components.control.supervisor.workers.values():
+            worker.life.note_failed_change(failed.get(worker.id, ""))
+        self._put_endpoints(components)
+
+    def _put_endpoints(self, components: Components) -> None:
+        now, endpoints = trio.current_time(), _endpoints(components)
+        for saved in self._snapshot.endpoints:
+            if (endpoint := endpoints.get(saved.id)) is not None:
+                put_endpoint(saved, endpoint, now)
+
+
+async def ask(config: Config, stack: contextlib.ExitStack) -> Takeover | None:
+    """Ask the running gateway to hand over; None if there is none. Raises Exit: 64, 69."""
+    directory = directory_for(config.server_settings)
+    if directory is None:
+        raise Exit(EXIT_USAGE, "A takeover finds the gateway by server_settings.state_directory, or by the port.")
+    import_parts()  # now, while nothing waits for this process
+    takeover = await ask_for_gateway(directory, __version__)
+    if takeover is not None:
+        stack.callback(takeover.close)
+    return takeover
+
+
+async def serve_old_process(components: Components, state: StateDirectory, takeover: Takeover) -> None:
+    """Answer the requests that the old process still gets, at the socket `inner`, until it has ended."""
+    async with trio.open_nursery() as nursery:
+        if components.data.relays is None:
+            door = inner_door(components)
+            nursery.start_soon(door.serve_forever, [open_unix_listener(state.inner_socket)])
+        await takeover.wait_for_old_end()
+        log.info("the old process has ended")
+        nursery.cancel_scope.cancel()
+
+
+async def leave(components: Components, giver: GatewayGiver, doors: trio.Nursery, signals: AsyncIterator[int]) -> None:
+    """End the connections of this process, whose gateway another process has."""
+    door = components.data.door
+    giver.leave()
+    components.control.log_store.close_streams()
+    components.events.close()
+    doors.start_soon(_hurry_at_signal, signals, door)
+    await door.retire(giver.retirement())
+    log.info("this process has no connection any more, and ends")
+    doors.cancel_scope.cancel()
+
+
+async def _hurry_at_signal(signals: AsyncIterator[int], door: FrontDoor[Caller]) -> None:
+    await anext(signals)
+    door.hurry()
