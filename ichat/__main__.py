@@ -235,7 +235,7 @@ def _relay(argv: list[str]) -> int:
     from ichat.relays import relay_process
 
     _prepare(options.log_level, sys.stderr, options.log_format, f"relay {options.number}: ")
-    trio.run(relay_process.run, descriptors, options.state)
+    trio.run(relay_process.run, descriptors, int(options.number), options.state)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from ichat.relays.link import whole
-from ichat.relays.values import Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
+from ichat.relays.values import UNDER_WAY, Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 
 REPORT_NS = 5_000_000_000
 """A relay that has not reported by then is killed."""
@@ -79,6 +79,8 @@ class Adopted(NamedTuple):
     """Those that no ledger has; a Note is a sum of outcomes."""
     waiting: list[tuple[str, SentAsk]]
     """The open asks in the order of their times."""
+    under_way: Mapping[tuple[str, int], SentAsk]
+    """The requests with places, by relay and number; copies are not among them."""
 
 
 class Adoption:
@@ -98,6 +100,10 @@ class Adoption:
     def is_complete(self) -> bool:
         """Whether asks may be answered."""
         return all(one.is_ready for one in self._relays.values())
+
+    def begin_anew(self, now: MonotonicNs) -> None:
+        """Begin the time of all relays anew: this process itself was late."""
+        self._until = now + REPORT_NS
 
     def overdue(self, now: MonotonicNs) -> list[str]:
         """Return the relays that must be killed, since they have not reported in time."""
@@ -134,12 +140,28 @@ class Adoption:
         if not self.is_complete:
             raise TalkError("A relay has neither reported nor ended.")
         all_of = [*self._ended, *self._relays.items()]
+        waiting, under_way = _asks_in((relay, asked) for relay, one in all_of for asked in one.asks)
         return Adopted(
             [(relay, row) for relay, one in all_of for row in one.trying],
             _windows_of(row for _, one in all_of for row in one.recent),
             [(relay, item) for relay, one in all_of for item in one.outcomes],
-            sorted(((relay, asked) for relay, one in all_of for asked in one.asks), key=lambda pair: pair[1].at),
+            waiting,
+            under_way,
         )
+
+
+def _asks_in(
+    asks: Iterable[tuple[str, SentAsk]],
+) -> tuple[list[tuple[str, SentAsk]], dict[tuple[str, int], SentAsk]]:
+    """Return the open asks in the order of their times, and the others by their relays and numbers."""
+    waiting: list[tuple[str, SentAsk]] = []
+    under_way: dict[tuple[str, int], SentAsk] = {}
+    for relay, asked in asks:
+        if asked.bits & UNDER_WAY:
+            under_way[relay, asked.number] = asked
+        else:
+            waiting.append((relay, asked))
+    return sorted(waiting, key=lambda pair: pair[1].at), under_way
 
 
 def _windows_of(rows: Iterable[Recent]) -> dict[tuple[int, str], tuple[int, int]]:

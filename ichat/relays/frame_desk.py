@@ -6,7 +6,6 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from ichat import errors
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
@@ -102,13 +101,9 @@ class FrameDesk:
         comment: Callable[[bytes], None],
         progress: RequestProgress | None = None,
     ) -> Asking:
-        """Ask, and return where the answers arrive; `end` must follow. Raises ApiError if there is no owner."""
-        frames = self._talk.ask(asked, asked.number, self._now())
-        if not frames:
-            self._talk.sends(Note("leave", asked.number), self._now())
-            raise errors.owner_away()
+        """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked."""
         asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress)
-        for frame in frames:
+        for frame in self._talk.ask(asked, asked.number, self._now()):
             self._send(frame)
         return asking
 
@@ -163,13 +158,15 @@ class FrameDesk:
         elif frame.kind == "hint":
             asking.comment(str(frame.content.get("comment", "")).encode())
 
-    def lose_owner(self) -> None:
-        """Refuse the requests that ask: no owner will answer them."""
-        failure = Note("gone")
-        for number, asking in self.asking.items():
-            one = self._talk.requests.get(number)
-            if one is not None and one.phase in ("head", "asked"):
-                asking.answer(failure)
+    def refuse_overdue(self, wait_ns: int) -> None:
+        """Refuse the requests that have waited for a word of an owner for too long, or outlived too many of them."""
+        now = self._now()
+        for number in self._talk.overdue(now, wait_ns):
+            for frame in self._talk.give_up(number, now, wait_ns):
+                self._send(frame)
+            asking = self.asking.get(number)
+            if asking is not None:
+                asking.answer(Note("gone"))
 
     def told(self, clock: TrioClock) -> Note | None:
         """Return how far the oldest requests have got with their endpoints; None if there are none."""

@@ -1,9 +1,10 @@
 """The rules of a connection between an owner and a relay that both sides have in common. No I/O."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from ichat.relays.layouts import LAYOUTS
-from ichat.relays.values import Frame, Note, SentStep, TalkError
+from ichat.relays.values import NOTHING, Frame, Note, SentStep, TalkError
 
 PROTOCOL = 1
 _PLAIN = frozenset(("ask", "outcome"))
@@ -11,12 +12,14 @@ _PLAIN = frozenset(("ask", "outcome"))
 RequestT = TypeVar("RequestT", bound=Any)
 
 
-def hello(term: int, settings: int = 0) -> Note:
+def hello(term: int, settings: int = 0, about: Mapping[str, Any] = NOTHING) -> Note:
     """Return the first frame of a side.
 
-    `term` is the number of the owner's start: a relay sends that of its last owner, and the version of its settings.
+    `term` is the number of the owner's start: a relay sends that of its last owner, the version of its settings, and
+    facts `about` itself.
     """
-    return Note("hello", 0, {"protocol": PROTOCOL, "knows": sorted(LAYOUTS), "term": term, "settings": settings})
+    content = {"protocol": PROTOCOL, "knows": sorted(LAYOUTS), "term": term, "settings": settings}
+    return Note("hello", 0, {**about, **content})
 
 
 def whole(note: Note, name: str) -> int:

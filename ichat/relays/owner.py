@@ -2,6 +2,9 @@
 
 A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed.
 Settings are put in force in all relays or in none.
+
+Relays outlive this process. The next owner finds them by their sockets (`found_relays.py`), collects their reports
+(`adopting.py`), and answers their requests then.
 """
 
 import collections
@@ -11,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -20,12 +24,14 @@ from prometheus_client import Metric
 from ichat.config.command_line import own_command
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
+from ichat.http.listeners import address_name
 from ichat.observability.prometheus_families import family
+from ichat.relays.adopting import Adopting
 from ichat.relays.link import hello, whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
-from ichat.relays.values import Frame, Note
+from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
 from ichat.supervisor.launch import own_environment
 
@@ -42,8 +48,6 @@ END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
 RELAY_VARIABLE = "ICHAT_RELAY"
 """In a relay's environment: the state directory of its gateway."""
-TERM = 1
-"""No relay outlives its owner yet, so that each has the first owner of its life."""
 
 
 class Relays:
@@ -57,11 +61,16 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        term: int = 1,
     ) -> None:
-        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request."""
+        """`directory` is the state directory, `term` the number of this start of a gateway with it.
+
+        `recorded` is called with each refusal of bytes that were no request.
+        """
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
+        self.term = term
         self._recorded = recorded
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
@@ -69,8 +78,11 @@ class Relays:
         self._is_ending = False
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
+        self._address = address_name(config.server_settings.host, config.server_settings.port)
+        self.adopting = Adopting(directory, _now)
+        self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
-        """By their numbers."""
+        """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
         self._restarts: dict[int, int] = {}
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
@@ -81,7 +93,7 @@ class Relays:
     @property
     def pids(self) -> Mapping[int, str]:
         """The processes, which this object waits for, with their names."""
-        return {relay.process.pid: f"relay {number}" for number, relay in self.relays.items()}
+        return {pid: f"relay {relay.number}" for pid, relay in self.relays.items()}
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
@@ -91,7 +103,7 @@ class Relays:
                 one.number, one.process.pid, one.state, one.connections, one.requests, round(now - one.since, 3),
                 self._restarts.get(one.number, 0),
             )
-            for _, one in sorted(self.relays.items())
+            for one in sorted(self.relays.values(), key=lambda one: (one.number, one.since))
         ]  # fmt: skip
 
     def families(self) -> Iterator[Metric]:
@@ -103,35 +115,65 @@ class Relays:
 
     # Life.
 
+    async def find(self) -> list[socket.socket]:
+        """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
+        return await self.adopting.find(self.term, self._address)
+
     async def run(
         self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep all relays running until `end`; `started` when the first of them accepts connections."""
+        """Keep all relays running until `end`; `started` when those that were found have reported.
+
+        Requests are answered from `open` on.
+        """
         self._listeners = listeners
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pulse_forever)
-            try:
-                async with trio.open_nursery() as keepers:
-                    for number in range(1, self.count + 1):
-                        keepers.start_soon(self._keep, number)
-                    await self._accepting.wait()
-                    task_status.started()
-            finally:
-                for relay in self.relays.values():
-                    relay.kill("its gateway ends")
+            async with trio.open_nursery() as keepers:
+                for relay, frames in self.adopting.begin():
+                    self.relays[relay.process.pid] = relay
+                    keepers.start_soon(self._wait_for, relay)
+                    self._begin_talk(relay, frames)
+                await self.adopting.collect()
+                task_status.started()
+                await self._opened.wait()
+                kept = {relay.number: relay for relay in self.relays.values()}
+                for number in range(1, self.count + 1):
+                    keepers.start_soon(self._keep, number, kept.get(number), keepers)
             nursery.cancel_scope.cancel()
 
-    async def _keep(self, number: int) -> None:
-        """Start a relay, and start it again whenever it has ended."""
+    async def open(self) -> None:
+        """Answer requests from now on, and start the relays that are missing; return when a relay accepts."""
+        for relay in self.relays.values():
+            relay.talk.open()
+            relay.state, relay.heard_at = "accepting", trio.current_time()
+            self.settings.follow(relay.prepared)
+            self._accepting.set()
+        for relay in self.relays.values():
+            self.settings.offer(relay)
+        self.adopting.end_all()
+        self._opened.set()
+        await self._accepting.wait()
+
+    def kill_all(self) -> None:
+        """Kill all relays: no next owner will need them."""
+        for relay in self.relays.values():
+            relay.kill("its gateway ends")
+
+    async def _keep(self, number: int, relay: RelayAtOwner | None, keepers: trio.Nursery) -> None:
+        """Start a relay, unless it is there, and start it again whenever it has ended."""
         pause_s = PAUSE_FIRST_S
         while not self._is_ending:
             began_at = trio.current_time()
             try:
-                relay = await self._start(number)
+                if relay is None:
+                    relay = await self._start(number)
+                    keepers.start_soon(self._wait_for, relay)
             except OSError as error:
                 log.error("relay %d cannot be started: %s", number, error.strerror or error)
             else:
-                await self._wait_for(relay)
+                await relay.leaves_place.wait()
+            relay = None
             if self._is_ending:
                 return
             if trio.current_time() - began_at > LIVED_S:
@@ -160,40 +202,45 @@ class Relays:
                     start_new_session=True,
                 )  # fmt: skip
                 relay = RelayAtOwner(number, process, ours, trio.current_time())
-                self.relays[number] = relay
+                self.relays[process.pid] = relay
                 undo.pop_all()
                 relay.hand_over("frames", [their_frames])
-            relay.hand_over("listen", self._listeners)
+            relay.hand_over("listen", self._listeners, self._address)
+        self._begin_talk(relay, frames)
+        return relay
+
+    def _begin_talk(self, relay: RelayAtOwner, frames: socket.socket) -> None:
+        """Greet a relay over the connection for frames."""
         relay.desk = self.desk_of(relay)
 
         def received(frame: Frame) -> None:
-            self._receive(relay, frame)
+            has_effect = relay.talk.receives(frame)
+            if self.adopting.has(relay):
+                self.adopting.receive(relay, frame)
+            else:
+                self._receive(relay, frame, has_effect=has_effect)
 
         def ended(why: str) -> None:
             if why:
                 relay.kill(why)
 
         relay.wire = FrameWire(self._hub, frames, received, ended)
-        relay.send(hello(TERM))
-        return relay
+        relay.send(hello(self.term))
 
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
-        try:
-            await relay.process.wait()
-        finally:
-            if relay.process.returncode is None:
-                relay.kill("its gateway ends")
-                with trio.CancelScope(shield=True):
-                    await relay.process.wait()
-            relay.close()
-            del self.relays[relay.number]
-            relay.drained.set()
-            self.settings.answered()
-            relay.desk.end()
+        await relay.process.wait()
+        relay.close()
+        del self.relays[relay.process.pid]
+        for event in (relay.gone, relay.leaves_place, relay.drained):
+            event.set()
+        self.settings.answered()
+        self.adopting.end(relay)
+        relay.desk.end()
         if not self._is_ending:
             code = relay.process.returncode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
+            how = how if code is not None else "by itself"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
 
     async def drain(self) -> None:
@@ -224,15 +271,14 @@ class Relays:
             relay.send(Note("end"))
         with trio.move_on_after(END_S):
             for relay in ending:
-                await relay.process.wait()
+                await relay.gone.wait()
         for relay in ending:
             relay.kill("it has not ended in time")
 
     # Frames.
 
-    def _receive(self, relay: RelayAtOwner, frame: Frame) -> None:
+    def _receive(self, relay: RelayAtOwner, frame: Frame, *, has_effect: bool) -> None:
         """Called with each frame of a relay. Raises TalkError."""
-        has_effect = relay.talk.receives(frame)
         match frame:
             case Note("ready"):
                 relay.talk.open()
@@ -297,3 +343,7 @@ class Relays:
     def reconfigure(self, config: Config) -> None:
         """Put the prepared settings in force."""
         self.settings.put_in_force(config)
+
+
+def _now() -> MonotonicNs:
+    return MonotonicNs(time.monotonic_ns())

@@ -11,6 +11,7 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     TELLS_HEAD,
+    UNDER_WAY,
     Frame,
     HeadSeen,
     Note,
@@ -45,6 +46,8 @@ class OwnerTalk:
     def __init__(self, asks_max: int) -> None:
         """The relay may have `asks_max` requests at once: for each of its connections a request, and a copy."""
         self.requests: dict[int, RequestThere] = {}
+        self.identity = ""
+        """The relay's, from its `hello` on."""
         self.unread_bytes = 0
         """Set by the caller: the bytes that the relay has not read yet."""
         self._asks_max = asks_max
@@ -157,7 +160,9 @@ class OwnerTalk:
 
     def _note(self, frame: Note) -> None:
         kind = frame.kind
-        if kind == "shadow":
+        if kind == "hello":
+            self.identity = str(frame.content.get("identity", ""))
+        elif kind == "shadow":
             request_in(self.requests, frame.number, "trying")
         elif kind == "added":
             self._count(whole(frame, "seq"))
@@ -171,6 +176,10 @@ class OwnerTalk:
 
     def _ask(self, asked: SentAsk) -> None:
         number = asked.number
+        if asked.bits & UNDER_WAY:
+            if self._is_ready or request_in(self.requests, number, "trying").has_ask:
+                raise TalkError(f"The request {number} is no request of an earlier owner.")
+            return
         one, is_head = self.requests.get(number), bool(asked.bits & HEAD_ONLY)
         if number >= COPIES or (one is not None and (one.phase != "admitted" or is_head)):
             raise TalkError(f"The request {number} was asked twice.")

@@ -2,14 +2,19 @@
 
 The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, and those
 of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
+
+A relay outlives its owner (`owner_link.py`): it goes on accepting, and its streams go on. Requests wait for
+the next owner, within the bounds of `ownerless.py`.
 """
 
 import logging
 import os
+import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import trio
@@ -18,7 +23,7 @@ from ichat.errors import ApiError, Exit
 from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import Headers, RequestHead
-from ichat.http.hub import READABLE, Hub
+from ichat.http.hub import Hub
 from ichat.http.listeners import adopt_listeners
 from ichat.http.pool import Pool
 from ichat.http.request import Request
@@ -29,11 +34,13 @@ from ichat.proxy.planes import is_control, is_for_model
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.link import whole
+from ichat.relays.owner_link import OwnerLink
+from ichat.relays.ownerless import Ownerless
 from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
+from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
-from ichat.relays.wire import FrameWire, receive_descriptors
 from ichat.security.cors import Cors, cors_of
 
 log = logging.getLogger(__name__)
@@ -51,21 +58,28 @@ def monotonic_now() -> MonotonicNs:
 class RelayProcess:
     """The parts of a relay, and the handling of its owner's frames."""
 
-    def __init__(self, descriptors: socket.socket, directory: str) -> None:
-        """`descriptors` is the socket to the owner, `directory` is the gateway's state directory."""
-        self._descriptors = descriptors
+    def __init__(self, number: int, directory: str) -> None:
+        """`directory` is the gateway's state directory."""
+        self._about = {
+            "identity": secrets.token_hex(8), "build": build_id(), "pid": os.getpid(), "number": number,
+            "since": monotonic_now(),
+        }  # fmt: skip
         self._hub = Hub()
         self._talk = RelayTalk()
-        self._wire: FrameWire | None = None
+        self._link = OwnerLink(self._hub, self, path_of(directory, os.getpid()))
         self._settings: RelaySettings | None = None
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
+        self._address = ""
+        """The configured address that the listeners are for."""
         self._listeners: list[socket.socket] = []
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
-        self._desk = FrameDesk(self._talk, self._send_now, self._send_late, monotonic_now)
+        self._desk = FrameDesk(self._talk, self._link.send, partial(self._link.send, may_wait=True), monotonic_now)
+        self._ownerless = Ownerless(self._talk, self._desk, monotonic_now, self._link.see_time)
         self._parts: RelayParts | None = None
-        self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
+        self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET), self._ownerless)
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
+        self._is_accepting = False
         self._requests = 0
         """In flight, as the owner heard last."""
         self._ended = trio.Event()
@@ -75,23 +89,30 @@ class RelayProcess:
     def __repr__(self) -> str:
         return f"<RelayProcess {self._door!r}>"
 
-    async def run(self) -> None:
-        """Serve until the owner says so, or until it has gone."""
-        self._descriptors.setblocking(False)
+    async def run(self, descriptors: socket.socket) -> None:
+        """Serve until an owner says so, or there is none for too long. `descriptors` is the socket to the first."""
         async with trio.open_nursery() as outer:
             outer.start_soon(self._hub.run_forever)
             await outer.start(self._pool.run_forever)
-            self._hub.watch(self._descriptors.fileno(), READABLE, self._on_descriptors)
             async with trio.open_nursery() as self._nursery:
+                self._link.begin(descriptors)
                 self._nursery.start_soon(self._obey_signals)
+                self._nursery.start_soon(self._ownerless.refuse_forever)
+                self._nursery.start_soon(self._give_up_without_owner)
                 await self._ended.wait()
                 if self._door is not None:
                     await self._door.wait_until_left(LAST_S)
                 self._nursery.cancel_scope.cancel()
             self._pool.close_idle()
-            if self._wire is not None:
-                self._wire.close()
+            self._link.close()
             outer.cancel_scope.cancel()
+
+    async def _give_up_without_owner(self) -> None:
+        """End in good order when there is no owner for too long."""
+        await self._ownerless.wait_until_given_up()
+        log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
+        await self._drain()
+        self._ended.set()
 
     async def _obey_signals(self) -> None:
         """End in good order at SIGTERM: the owner starts another relay."""
@@ -103,41 +124,31 @@ class RelayProcess:
             await self._drain()
             self._ended.set()
 
-    # The owner's frames.
+    # The owner: see `FollowsOwner`.
 
-    def _on_descriptors(self, _events: int) -> None:
-        try:
-            while True:
-                received = receive_descriptors(self._descriptors)
-                if received is None:
-                    self._hub.forget(self._descriptors.fileno())
-                    if self._wire is None:
-                        self._ended.set()
-                    return
-                self._take(*received)
-        except BlockingIOError:
-            return
-        except (OSError, FrameError, TalkError, Exit) as error:
-            log.error("the owner's descriptors cannot be used: %s", error)
-            self._ended.set()
+    @property
+    def term(self) -> int:
+        """See `FollowsOwner`."""
+        return self._talk.term
 
-    def _take(self, message: Note, descriptors: list[int]) -> None:
-        """Use the descriptors of a message."""
-        if message.kind == "frames" and len(descriptors) == 1 and self._wire is None:
-            sock = socket.socket(fileno=descriptors[0])
-            self._wire = FrameWire(self._hub, sock, self._on_frame, self._on_owner_gone)
-        elif message.kind == "listen" and descriptors:
-            self._listeners += adopt_listeners(descriptors)
-        else:
+    def given(self, message: Note, descriptors: list[int]) -> None:
+        """See `FollowsOwner`: use listeners."""
+        if message.kind != "listen" or not descriptors:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise TalkError(f"A message {message.kind!r} with {len(descriptors)} descriptors is unknown.")
+        self._listeners += adopt_listeners(descriptors)
+        self._address = str(message.content.get("address", ""))
 
-    def _on_frame(self, frame: Frame) -> None:
-        """Called with each frame of the owner. Raises TalkError."""
-        if frame.kind == "hello" and isinstance(frame, Note) and self._talk.term == 0:
-            for answer in self._talk.meet_owner(frame, monotonic_now()):
-                self._send_now(answer)
+    def descriptors_for_next(self) -> Sequence[tuple[Mapping[str, Any], Sequence[int]]]:
+        """See `FollowsOwner`: hand over the listeners that are still open."""
+        found = [one.fileno() for one in self._listeners if one.fileno() >= 0]
+        return [({"kind": "listen", "address": self._address}, found)] if found else []
+
+    def received(self, frame: Frame) -> None:
+        """See `FollowsOwner`."""
+        if frame.kind == "hello" and isinstance(frame, Note) and not self._talk.has_owner:
+            self._meet(frame)
             return
         has_effect = self._talk.receives(frame, monotonic_now())
         if isinstance(frame, Note):
@@ -147,49 +158,58 @@ class RelayProcess:
                 return
         self._desk.receive(frame, has_effect=has_effect)
 
-    def _on_owner_gone(self, why: str) -> None:
-        """Called when the connection for frames has ended: streams go on to their end, and nothing new is accepted."""
-        if not self._ended.is_set():
-            if why:
-                log.error("the connection to the owner has ended: %s", why)
-            self._desk.lose_owner()
-            self._talk.lose_owner(monotonic_now())
-            self._nursery.start_soon(self._drain_and_end)
+    def _meet(self, greeting: Note) -> None:
+        """Report to a new owner. Raises TalkError."""
+        door = self._door
+        accepts = self._is_accepting and door is not None and not door.draining and door.retirement is None
+        self._talk.about = {**self._about, "accepts": accepts}
+        self._desk.endpoints.clear()
+        for answer in self._talk.meet_owner(greeting, monotonic_now()):
+            self._link.send(answer)
+        if self._ownerless.since is not None:
+            log.info("the owner of term %d is there", self._talk.term)
+        self._ownerless.meet_owner()
 
-    async def _drain_and_end(self) -> None:
-        await self._drain()
-        self._ended.set()
+    def lost_owner(self, why: str) -> None:
+        """See `FollowsOwner`: streams go on, and requests wait for the next owner."""
+        if self._ended.is_set():
+            return
+        if self._door is None:
+            self._ended.set()
+            return
+        log.error("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
+        self._offered = None
+        self._ownerless.lose_owner()
 
     def send(self, frame: Frame) -> None:
         """Send a frame to the owner, in the order of frames."""
         for one in self._talk.sends(frame, monotonic_now()):
-            self._send_now(one)
-
-    def _send_now(self, frame: Frame) -> None:
-        if self._wire is not None:
-            self._wire.send(frame)
-
-    def _send_late(self, frame: Frame) -> None:
-        if self._wire is not None:
-            self._wire.send(frame, may_wait=True)
+            self._link.send(one)
 
     # Settings.
 
     def _on_settings(self, frame: Note) -> None:
         settings = RelaySettings.read(frame.content.get("settings", {}))
-        self._nursery.start_soon(self._prepare, whole(frame, "version"), settings)
+        self._nursery.start_soon(self._prepare, self._talk.term, whole(frame, "version"), settings)
 
-    async def _prepare(self, version: int, settings: RelaySettings) -> None:
-        """Make everything that these settings need, and answer whether that was possible."""
+    async def _prepare(self, term: int, version: int, settings: RelaySettings) -> None:
+        """Make everything that these settings of an owner need, and answer whether that was possible."""
         tls = None
         try:
             if settings.tls_certificate is not None and settings.tls_key is not None:
                 tls = await trio.to_thread.run_sync(server_context, settings.tls_certificate, settings.tls_key)
         except Exit as exit_:
-            self.send(Note("cannot", 0, {"version": version, "why": str(exit_)}))
+            if self._is_of(term):
+                self.send(Note("cannot", 0, {"version": version, "why": str(exit_)}))
+            return
+        if not self._is_of(term):
             return
         self._offered = version, settings, tls
         self.send(Note("prepared", 0, {"version": version}))
+
+    def _is_of(self, term: int) -> bool:
+        """Return whether the owner of this term is still there."""
+        return self._talk.has_owner and self._talk.term == term
 
     def _on_commit(self, _frame: Note) -> None:
         assert self._offered is not None, "the order of frames was checked"
@@ -199,6 +219,7 @@ class RelayProcess:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             self._parts = RelayParts(self._pool, self._desk, clock, settings)
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
+        self._ownerless.timeouts = settings.timeouts
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
@@ -219,8 +240,8 @@ class RelayProcess:
     def _on_accept(self, _frame: Note) -> None:
         if self._door is None or not self._listeners:
             raise TalkError("Nothing can be accepted without settings and listeners.")
-        listeners, self._listeners = self._listeners, []
-        self._nursery.start_soon(self._door.serve_forever, listeners)
+        self._is_accepting = True
+        self._nursery.start_soon(self._door.serve_forever, self._listeners)
 
     def _on_pulse(self, frame: Note) -> None:
         if self._door is None:
@@ -270,7 +291,7 @@ class RelayProcess:
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
         "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "drain": _on_drain, "hurry": _on_hurry, "end": _on_end, "bye": _on_end,
+        "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
     }  # fmt: skip
 
     # Requests.
@@ -296,8 +317,7 @@ class RelayProcess:
             return
         if request.path.startswith(_EXEMPT):
             client.exempt_from_drain()
-        if self._wire is not None:
-            self._wire.flush()  # the answer may be about requests that have just ended
+        self._link.flush()  # the answer may be about requests that have just ended
         await self._inner.forward(request, client)
 
     def _more_headers(self, head: RequestHead) -> Headers:
@@ -323,6 +343,6 @@ def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
 
 
-async def run(descriptors: socket.socket, directory: str) -> None:
-    """Run a relay until its owner ends it, or has gone."""
-    await RelayProcess(descriptors, directory).run()
+async def run(descriptors: socket.socket, number: int, directory: str) -> None:
+    """Run a relay until its owner ends it, or there is none for too long."""
+    await RelayProcess(number, directory).run(descriptors)

@@ -5,8 +5,8 @@ there is no owner the relay decides nothing: requests wait, and outcomes are kep
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -16,7 +16,9 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     NEVER,
+    NOTHING,
     TELLS_HEAD,
+    UNDER_WAY,
     Frame,
     HeadSeen,
     MonotonicNs,
@@ -64,6 +66,8 @@ class RelayTalk:
         """Set while the owner does not read: outcomes wait here."""
         self.unsettled: deque[SentOutcome | Note] = deque()
         self.term = 0
+        self.about: Mapping[str, Any] = NOTHING
+        """Facts about this relay, which each owner gets."""
         self._outcomes_max = outcomes_max
         self._link: Link | None = None
         self._seq = self._sent = self._settled = 0
@@ -96,7 +100,7 @@ class RelayTalk:
             raise TalkError(f"The owner of term {term} is not later than that of term {self.term}.")
         link = Link(is_owner=False, settings=self._settings)
         link.check(greeting, is_sent=False)
-        frames: list[Frame] = [hello(self.term, self._settings), *self._reports(now)]
+        frames: list[Frame] = [hello(self.term, self._settings, self.about), *self._reports(now)]
         self._link, self.term, self.is_blocked = link, term, False
         self._add_up(is_last=True)
         frames += [
@@ -108,6 +112,8 @@ class RelayTalk:
                 one.asked, one.since = one.asked._replace(again=min(255, one.asked.again + 1)), now
                 one.is_known = True
                 frames.append(one.asked)
+            elif one.asked is not None and one.phase == "trying":
+                frames.append(one.asked._replace(bits=one.asked.bits | UNDER_WAY))
         frames.append(Note("ready"))
         for frame in frames:
             link.check(frame, is_sent=True)
@@ -127,6 +133,11 @@ class RelayTalk:
     def next_seq(self) -> int:
         """The number of the next outcome."""
         return self._seq + 1
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether there is an owner."""
+        return self._link is not None
 
     # Requests without an answer.
 
@@ -166,6 +177,8 @@ class RelayTalk:
                 return self._end(frame, now)
             case HeadSeen(number, _):
                 one = request_in(self.requests, number, "trying")
+                if not one.is_known:  # the owner that wanted it has gone
+                    return []
                 if one.step is None or not one.step.bits & TELLS_HEAD:
                     raise TalkError(f"The owner does not want the head of the request {number}, or has it.")
                 one.step = one.step._replace(bits=one.step.bits & ~TELLS_HEAD)

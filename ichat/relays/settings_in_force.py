@@ -77,6 +77,10 @@ class SettingsInForce:
             if relay.prepared == self.version:
                 relay.send(Note("commit", 0, {"version": self.version}))
 
+    def follow(self, version: int) -> None:
+        """Have a higher version than this, which a relay has of an earlier owner."""
+        self.version = max(self.version, version + 1)
+
     def offer(self, relay: RelayAtOwner) -> None:
         """Offer the settings in force to a relay that has none, or older settings."""
         self._offer(relay, self.version, self.now)

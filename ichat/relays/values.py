@@ -13,8 +13,11 @@ MonotonicNs = NewType("MonotonicNs", int)
 NEVER = MonotonicNs(0)
 """Of an event that has not happened."""
 
-STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES = (1 << number for number in range(7))
-"""Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request."""
+STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (1 << number for number in range(8))
+"""Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request.
+
+`UNDER_WAY`: it asks nothing; a relay reports a request that carries out a step of an earlier owner.
+"""
 TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, HURRIES = (1 << number for number in range(5))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 

@@ -40,7 +40,6 @@ from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
-from ichat.relays.owner import TERM
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
@@ -145,12 +144,15 @@ async def run(
         state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
         tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
+        relays = components.data.relays
         listeners = [] if handed is None else handed.listeners
-        listeners = listeners or await open_listeners(config.server_settings.host, config.server_settings.port)
         if takeover is not None and handed is not None:
             handed.put_into(components)
             await takeover.begin()
             log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
+        if relays is not None:
+            listeners = listeners or await relays.find()
+        listeners = listeners or await open_listeners(config.server_settings.host, config.server_settings.port)
         become_subreaper()
         announcing = stack.enter_context(contextlib.ExitStack())
         announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
@@ -158,7 +160,7 @@ async def run(
         async with trio.open_nursery() as background:
             await _start_background(background, components)
             async with trio.open_nursery() as deciding:
-                server = TakeoverServer(state.path, giver, TERM)
+                server = TakeoverServer(state.path, giver, state.term)
                 await _start_deciding(deciding, components, state.log_directory)
                 await deciding.start(giver.run)
                 await deciding.start(server.serve_forever)
@@ -237,15 +239,17 @@ async def _serve_until_told(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
-                await workers.start(supervisor.run)
-                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
-                if serve_old is not None:
-                    doors.start_soon(serve_old)
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                await workers.start(supervisor.run)
+                doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if serve_old is not None:
+                    doors.start_soon(serve_old)
+                if relays is not None:
+                    await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))

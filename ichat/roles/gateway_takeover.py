@@ -14,7 +14,7 @@ import trio
 
 from ichat import __version__, errors
 from ichat.config.own_secret import directory_for
-from ichat.config.schema import Config
+from ichat.config.schema import Config, Timeouts
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.fleet.packed_args import ArgsPacker
 from ichat.http.front_door import FrontDoor
@@ -23,6 +23,7 @@ from ichat.http.leaving import Retirement
 from ichat.http.listeners import address_name, adopt_listeners, close_all, open_unix_listener
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.listeners import Listeners
 from ichat.relays.forwarding import InnerSocket
 from ichat.roles.gateway_components import Components, import_parts, inner_door
 from ichat.routing.endpoint import Endpoint
@@ -45,8 +46,20 @@ from ichat.takeover.snapshot import (
 
 log = logging.getLogger(__name__)
 
-NEW_OWNER_S = 10.0
-"""How long requests wait for the new process to answer at its inner socket."""
+
+class NewOwner:
+    """The new process: it may need a moment until it answers; see `OwnersAbsence`."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.since: float | None = None
+        self.changed: Listeners[[]] = Listeners()
+
+    def __repr__(self) -> str:
+        return "<NewOwner>"
+
+    async def wait_until_back(self, deadline: float) -> None:
+        """Do not wait: an attempt shows whether it is there."""
 
 
 class GatewayGiver:
@@ -58,7 +71,9 @@ class GatewayGiver:
         self._listeners = listeners
         self._holding = trio.CancelScope()
         self._is_frozen = False
-        self._inner = InnerSocket(components.data.context.pool, state.inner_socket)
+        self._inner = InnerSocket(
+            components.data.context.pool, state.inner_socket, NewOwner(components.data.context.timeouts)
+        )
         self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
@@ -150,7 +165,6 @@ class GatewayGiver:
 
     async def _forward(self, request: Request, client: Client, _caller: Caller) -> None:
         """Have the new process answer a request. Raises ApiError if nothing has been sent."""
-        await wait_for_socket(self._state.inner_socket)
         await self._inner.forward(request, client)
 
     # The snapshot.
@@ -177,16 +191,6 @@ class GatewayGiver:
 
     def _descriptors(self) -> list[int]:
         return [listener.fileno() for listener in self._listeners]
-
-
-async def wait_for_socket(path: str) -> None:
-    """Wait until a process accepts connections at a unix socket, for `NEW_OWNER_S` at most."""
-    with trio.move_on_after(NEW_OWNER_S):
-        while True:
-            with contextlib.suppress(OSError), trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                await probe.connect(path)
-                return
-            await trio.sleep(0.02)
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> Any:

@@ -112,7 +112,7 @@ def test_a_killed_relay_frees_the_places_of_its_requests(split, tmp_path):
 
 def test_relays_end_with_their_gateway(split):
     """After an ordered stop, and after kill -9 of the gateway, no relay is left."""
-    program = split(worker("m"))
+    program = split("ownerless_s = 1\n" + worker("m"))
     relays = [*relays_of(program).values()]
     os.kill(program.process.pid, signal.SIGKILL)
     _, left = psutil.wait_procs(relays, LIMIT_S)

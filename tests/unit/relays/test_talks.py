@@ -16,6 +16,7 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     TELLS_HEAD,
+    UNDER_WAY,
     HeadSeen,
     MonotonicNs,
     Note,
@@ -287,7 +288,7 @@ def test_new_owners_get_everything_that_is_open():
     pair.run(ask(4), ask(5), Note("leave", 5), ended(2, 2, "declined", wants_next=True))
     pair.relay.lose_owner(S)
     pair.meet()
-    report, *rest = pair.report[1:]
+    report, *rest = [one for one in pair.report[1:] if not (isinstance(one, SentAsk) and one.bits & UNDER_WAY)]
     assert report.content["trying"] == [[3, 1, "w", "k", "m"]]
     assert report.content["recent"] == [[1, "k", 3, 14]]
     assert [(one.seq, one.key, one.model, one.wants_next) for one in rest[:2]] == [
@@ -296,6 +297,18 @@ def test_new_owners_get_everything_that_is_open():
     ]
     assert [(one.number, one.at, one.tried) for one in rest[2:4]] == [(2, 2, (("w", "m", "declined"),)), (4, 4, ())]
     assert rest[4:] == [Note("ready")]
+
+
+def test_new_owners_get_the_asks_of_requests_under_way():
+    """They need them to show and to end those requests, and answer none of them."""
+    pair = Pair()
+    pair.run(ask(1), step(1), ask(2))
+    pair.relay.lose_owner(S)
+    pair.meet()
+    asks = [(frame.number, frame.bits & UNDER_WAY != 0) for frame in pair.report if isinstance(frame, SentAsk)]
+    assert asks == [(1, True), (2, False)]
+    with pytest.raises(TalkError, match="request of an earlier owner"):
+        pair.owner.receives(ask(1, UNDER_WAY))
 
 
 def test_relays_keep_only_the_last_minute():
