@@ -22,6 +22,7 @@ import trio
 from prometheus_client import Metric
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.http.listeners import address_name
@@ -46,8 +47,6 @@ LIVED_S = 10.0
 """After this life, the pause is the first again."""
 END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 
 
 class Relays:
@@ -75,7 +74,9 @@ class Relays:
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
-        self._is_ending = False
+        self._is_ending = self._is_frozen = False
+        self._scope = trio.CancelScope()
+        """Of `run`."""
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
@@ -127,6 +128,10 @@ class Relays:
         Requests are answered from `open` on.
         """
         self._listeners = listeners
+        with self._scope:
+            await self._run(task_status)
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pulse_forever)
             async with trio.open_nursery() as keepers:
@@ -243,6 +248,31 @@ class Relays:
             how = how if code is not None else "by itself"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
 
+    # A takeover by another process.
+
+    def freeze(self) -> None:
+        """Read no frame from now on: asks and outcomes wait in the sockets."""
+        self._is_frozen = True
+        for relay in self.relays.values():
+            if relay.wire is not None:
+                relay.wire.pause()
+
+    def thaw(self) -> None:
+        """Read again."""
+        self._is_frozen = False
+        for relay in self.relays.values():
+            relay.heard_at = trio.current_time()
+            if relay.wire is not None:
+                relay.wire.resume()
+
+    def leave(self) -> None:
+        """Leave all relays to the next owner."""
+        self._is_ending = True
+        for relay in self.relays.values():
+            relay.send(Note("bye"))
+            relay.close()
+        self._scope.cancel()
+
     async def drain(self) -> None:
         """Have all relays accept nothing new, and wait until they have no request left."""
         self._is_ending = True
@@ -317,7 +347,7 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state == "accepting"]
-            if now - due_at > LATE_S:
+            if now - due_at > LATE_S or self._is_frozen:
                 for relay in self.relays.values():
                     relay.heard_at = now
             for relay in relays:

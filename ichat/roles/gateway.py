@@ -24,17 +24,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import attrs
 import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
-from ichat.config.schema import Config
+from ichat.config.schema import Config, ServerSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
-from ichat.http.listeners import close_all, open_listeners, open_unix_listener, port_of
+from ichat.http.listeners import adopt_listeners, close_all, open_listeners, open_unix_listener, port_of
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
@@ -49,7 +50,8 @@ from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
-from ichat.supervisor.orphans import KnownPids, become_subreaper, reap_forever
+from ichat.service_manager import Notifier, become_subreaper
+from ichat.supervisor.orphans import KnownPids, reap_forever
 from ichat.supervisor.state import StateDirectory, handed_state, is_locked, open_state
 from ichat.takeover.giving import TakeoverServer
 
@@ -60,6 +62,8 @@ CONFIG_FILE = "ichat.toml"
 DAY_S = 24 * 3600.0
 LOCK_LOOKS, LOCK_LOOK_S = 40, 0.05
 """How often a takeover looks whether a process that ends has left the lock of the state directory, and the pause."""
+END_S = 30.0
+"""The time for the rest of the end, after the drain and the end of the workers."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -126,14 +130,16 @@ async def run(
     config: Config,
     file: ConfigFile | None = None,
     *,
+    notifier: Notifier | None = None,
     takes_over: bool = False,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the gateway until a signal stops it; `started` with its port. Raises Exit where it cannot listen.
 
     `file` has the configuration, and is read again when it changes. With `takes_over` the process that has the
-    configured state directory hands its gateway over, if there is any.
+    configured state directory hands its gateway over, if there is any. `notifier` has started this process.
     """
+    notifier = notifier or Notifier()
     with contextlib.ExitStack() as stack:
         if takes_over:
             secure_parts(config, _kept_keys(config))
@@ -151,23 +157,25 @@ async def run(
             await takeover.begin()
             log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
         if relays is not None:
-            listeners = listeners or await relays.find()
-        listeners = listeners or await open_listeners(config.server_settings.host, config.server_settings.port)
+            adopted = await relays.find()
+            listeners = listeners or adopted
+        listeners = await _open_listeners(config.server_settings, notifier, listeners)
         become_subreaper()
         announcing = stack.enter_context(contextlib.ExitStack())
         announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
-        giver = GatewayGiver(components, state, listeners)
+        giver = GatewayGiver(components, state, listeners, notifier)
         async with trio.open_nursery() as background:
-            await _start_background(background, components)
+            await _start_background(background, components, notifier)
             async with trio.open_nursery() as deciding:
                 server = TakeoverServer(state.path, giver, state.term)
-                await _start_deciding(deciding, components, state.log_directory)
+                await _start_deciding(deciding, components, state.log_directory, notifier)
                 await deciding.start(giver.run)
                 await deciding.start(server.serve_forever)
                 inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
                 old = None if takeover is None else partial(serve_old_process, components, state, takeover)
+                running = _Running(components, listeners, inner, notifier, server, old)
                 try:
-                    if not await _serve_until_told(components, (listeners, inner), task_status, server, old):
+                    if not await _serve_until_told(running, task_status):
                         announcing.pop_all()
                 finally:
                     close_all(listeners)
@@ -190,16 +198,43 @@ async def _state_of(
     return open_state(config.server_settings, config.logs.directory)
 
 
-async def _start_background(nursery: trio.Nursery, components: Components) -> None:
+async def _open_listeners(
+    settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]
+) -> list[socket.socket]:
+    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses."""
+    handed = adopt_listeners(notifier.descriptors)
+    if adopted:
+        close_all(handed)  # the same sockets, if they have these addresses
+        return adopted
+    listeners = await open_listeners(settings.host, settings.port, handed)
+    for sock in handed:
+        if sock not in listeners:
+            log.warning(
+                "the service manager's socket %s is not used: it has no address of server_settings.host and port",
+                sock.getsockname(),
+            )
+            sock.close()
+    return listeners
+
+
+async def _report_life_forever(notifier: Notifier) -> None:
+    """Let the service manager know that this loop still runs, twice in the time that it waits for that."""
+    while notifier.watchdog_s:
+        notifier.send("WATCHDOG=1")
+        await trio.sleep(notifier.watchdog_s / 2)
+
+
+async def _start_background(nursery: trio.Nursery, components: Components, notifier: Notifier) -> None:
     """Start the tasks that requests need to their end."""
     data = components.data
+    nursery.start_soon(_report_life_forever, notifier)
     nursery.start_soon(data.access.run_forever)
     nursery.start_soon(data.hub.run_forever)
     await nursery.start(data.context.pool.run_forever)
     await nursery.start(data.context.shadows.run_forever)
 
 
-async def _start_deciding(nursery: trio.Nursery, components: Components, directory: str) -> None:
+async def _start_deciding(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
     """Start the tasks that only the process with the gateway has. `directory` has the logs."""
     control, data, reloader = components.control, components.data, components.reloader
     context, supervisor = data.context, control.supervisor
@@ -215,26 +250,32 @@ async def _start_deciding(nursery: trio.Nursery, components: Components, directo
     nursery.start_soon(components.events.run_forever)
     nursery.start_soon(retry_forever, context.balancer)
     nursery.start_soon(reloader.watch_forever)
-    nursery.start_soon(reloader.obey_signals_forever)
+    nursery.start_soon(reloader.obey_signals_forever, notifier.reloading)
     nursery.start_soon(components.key_store.expire_forever)
 
 
-async def _serve_until_told(
-    components: Components,
-    sockets: tuple[list[socket.socket], list[socket.socket]],
-    task_status: trio.TaskStatus[int],
-    server: TakeoverServer[GatewayGiver],
-    serve_old: Callable[[], Awaitable[None]] | None,
-) -> bool:
+@attrs.frozen
+class _Running:
+    """The parts of a gateway whose background tasks run."""
+
+    components: Components
+    listeners: list[socket.socket]
+    """For clients."""
+    inner: list[socket.socket]
+    """Those at the socket `inner`."""
+    notifier: Notifier
+    server: TakeoverServer[GatewayGiver]
+    serve_old: Callable[[], Awaitable[None]] | None
+    """Answers the requests that an old process gets."""
+
+
+async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]) -> bool:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
 
-    Return False if another process has the gateway by then.
-    The workers stay then, and the connections end as a retirement says.
-
-    `sockets` are listeners for clients, and those at the socket `inner`. With relays, those accept from the listeners,
-    and the front door is for the requests that they forward to `inner`. `serve_old` answers an old process's requests.
+    With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
+    Return False if another process has the gateway then: the workers stay, and the connections end without haste.
     """
-    listeners, inner = sockets
+    components, listeners, inner = running.components, running.listeners, running.inner
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
@@ -246,16 +287,19 @@ async def _serve_until_told(
                     await doors.start(relays.run, listeners)
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
-                if serve_old is not None:
-                    doors.start_soon(serve_old)
+                if running.serve_old is not None:
+                    doors.start_soon(running.serve_old)
                 if relays is not None:
                     await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
+                running.notifier.ready()
                 task_status.started(port_of(listeners))
-                if await server.wait_gone(partial(anext, signals)):
-                    await leave(components, server.giver, doors, signals)
+                if await running.server.wait_gone(partial(anext, signals)):
+                    await leave(components, running.server, doors, signals)
                     return False
+                timeouts = components.reloader.config.timeouts
+                running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
                 log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, components)

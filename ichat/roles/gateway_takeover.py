@@ -28,9 +28,10 @@ from ichat.relays.forwarding import InnerSocket
 from ichat.roles.gateway_components import Components, import_parts, inner_door
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
+from ichat.service_manager import Notifier
 from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory
 from ichat.takeover.getting import Received, Takeover, ask_for_gateway
-from ichat.takeover.giving import CannotFreezeError, Handed
+from ichat.takeover.giving import CannotFreezeError, Handed, TakeoverServer
 from ichat.takeover.snapshot import (
     Snapshot,
     endpoint_of,
@@ -65,10 +66,13 @@ class NewOwner:
 class GatewayGiver:
     """A gateway that can be handed over; see `takeover.giving.Giver`."""
 
-    def __init__(self, components: Components, state: StateDirectory, listeners: list[socket.socket]) -> None:
+    def __init__(
+        self, components: Components, state: StateDirectory, listeners: list[socket.socket], notifier: Notifier
+    ) -> None:
         self._components = components
         self._state = state
         self._listeners = listeners
+        self._notifier = notifier
         self._holding = trio.CancelScope()
         self._is_frozen = False
         self._inner = InnerSocket(
@@ -106,6 +110,8 @@ class GatewayGiver:
         self._components.calls.gate.close()
         data.door.answer = self._answer_later
         self._holding = await self._nursery.start(self._hold_configuration)
+        if data.relays is not None:
+            data.relays.freeze()
         await self._components.calls.wait_quiet()
         if why := control.supervisor.change_under_way():
             raise CannotFreezeError(why)
@@ -131,6 +137,8 @@ class GatewayGiver:
             self._holding.cancel()
             self._components.control.ledger.thaw()
             self._components.control.supervisor.thaw()
+            if self._components.data.relays is not None:
+                self._components.data.relays.thaw()
             self._components.data.door.answer = self._components.data.handler.answer
             self._components.calls.gate.open()
 
@@ -140,8 +148,11 @@ class GatewayGiver:
     def hold_on(self) -> None:
         """Read on."""
 
-    def leave(self) -> None:
+    def leave(self, new_pid: int) -> None:
         """Have the new process decide: requests that wait, and further ones, are forwarded to it."""
+        self._notifier.follow(new_pid)
+        if self._components.data.relays is not None:
+            self._components.data.relays.leave()
         data = self._components.data
         data.door.answer, data.door.authenticate = self._forward, _admit_all
         self._components.calls.is_handed_over = True
@@ -300,10 +311,16 @@ async def serve_old_process(components: Components, state: StateDirectory, takeo
         nursery.cancel_scope.cancel()
 
 
-async def leave(components: Components, giver: GatewayGiver, doors: trio.Nursery, signals: AsyncIterator[int]) -> None:
+async def leave(
+    components: Components,
+    server: TakeoverServer[GatewayGiver],
+    doors: trio.Nursery,
+    signals: AsyncIterator[int],
+) -> None:
     """End the connections of this process, whose gateway another process has."""
     door = components.data.door
-    giver.leave()
+    giver = server.giver
+    giver.leave(server.new_pid)
     components.control.log_store.close_streams()
     components.events.close()
     doors.start_soon(_hurry_at_signal, signals, door)

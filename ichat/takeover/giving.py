@@ -85,6 +85,11 @@ class TakeoverServer(Generic[GiverT]):
     def __repr__(self) -> str:
         return f"<TakeoverServer {self.side!r}>"
 
+    @property
+    def new_pid(self) -> int:
+        """The process that asked last; 0: none did."""
+        return 0 if self._peer is None else self._peer.pid
+
     async def serve_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled."""
         try:
