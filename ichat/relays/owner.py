@@ -265,7 +265,7 @@ class Relays:
             if relay.wire is not None:
                 relay.wire.resume()
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Leave all relays to the next owner."""
         self._is_ending = True
         for relay in self.relays.values():

@@ -19,7 +19,6 @@ import os
 import pathlib
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,7 +28,7 @@ import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
-from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
+from ichat.config.own_secret import announced, directory_for
 from ichat.config.schema import Config, ServerSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
@@ -40,13 +39,19 @@ from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
-from ichat.proxy.context import GatewayContext
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
+from ichat.roles.gateway_announcements import announce, announce_emptiness
 from ichat.roles.gateway_components import Components, build, secure_parts
-from ichat.roles.gateway_takeover import GatewayGiver, HandedGateway, ask, leave, serve_old_process
-from ichat.security.addresses import is_loopback
+from ichat.roles.gateway_takeover import (
+    GatewayGiver,
+    HandedGateway,
+    ask,
+    end_connections,
+    handed_by,
+    serve_old_process,
+)  # fmt: skip
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
@@ -144,18 +149,12 @@ async def run(
         if takes_over:
             secure_parts(config, _kept_keys(config))
         takeover = await ask(config, stack) if takes_over else None
-        handed = (
-            None if takeover is None or takeover.received is None else HandedGateway.read(takeover.received, config)
-        )
+        handed = handed_by(takeover, config)
         state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
         tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
         relays = components.data.relays
-        listeners = [] if handed is None else handed.listeners
-        if takeover is not None and handed is not None:
-            handed.put_into(components)
-            await takeover.begin()
-            log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
+        listeners = [] if takeover is None or handed is None else await handed.begin(components, takeover)
         if relays is not None:
             adopted = await relays.find()
             listeners = listeners or adopted
@@ -256,7 +255,7 @@ async def _start_deciding(nursery: trio.Nursery, components: Components, directo
 
 @attrs.frozen
 class _Running:
-    """The parts of a gateway whose background tasks run."""
+    """The parts of a gateway after the start of its background tasks."""
 
     components: Components
     listeners: list[socket.socket]
@@ -291,12 +290,12 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                     doors.start_soon(running.serve_old)
                 if relays is not None:
                     await relays.open()
-                _announce(components.data.context, listeners, components.reloader.path)
-                _announce_emptiness(components.reloader)
+                announce(components.data.context, listeners, components.reloader.path)
+                announce_emptiness(components.reloader)
                 running.notifier.ready()
                 task_status.started(port_of(listeners))
                 if await running.server.wait_gone(partial(anext, signals)):
-                    await leave(components, running.server, doors, signals)
+                    await end_connections(components, running.server, doors, signals)
                     return False
                 timeouts = components.reloader.config.timeouts
                 running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
@@ -362,56 +361,3 @@ class LogSources:
                     worker.id,
                     LogSource(heartbeat.start_id, heartbeat.host, heartbeat.port, worker.unix_socket, shown),
                 )
-
-
-def _announce(context: GatewayContext, listeners: list[socket.socket], file: pathlib.Path | None) -> None:
-    """Log where the gateway listens, and warn of open access where no keys are configured.
-
-    `file` is the file of its configuration.
-    """
-    host, port, auth = context.settings.host, port_of(listeners), context.auth
-    log.info("the gateway listens on %s:%d", host, port)
-    if "*" in context.settings.cors_origins and not auth.has_keys:
-        log.warning(
-            'server_settings.cors_origins is "*" and no keys are configured: ANY PAGE that a browser opens that reaches'
-            " this gateway MAY USE EVERY MODEL. Name the origins of your pages, or give clients keys."
-        )
-    if context.settings.console:
-        address = listeners[0].getsockname()[0]
-        _show_console(context, local_url(address, port, has_tls=context.settings.tls_certificate is not None), file)
-    if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
-        return
-    if not auth.has_keys:
-        log.info(
-            "clients need no key, so they may ask by an address or by %s alone: server_settings.hosts adds names",
-            ", ".join(auth.site.names),
-        )
-        log.warning(
-            "no keys are configured: EVERY CLIENT THAT REACHES %s:%d MAY USE EVERY MODEL. Give each client one in"
-            " [[security.keys]] (`./ichat.pyz key` makes it), or let server_settings.host be 127.0.0.1.",
-            host,
-            port,
-        )
-    if auth.is_bare:
-        log.warning("every client that reaches %s may also read logs and states: see security.admin_key_env", host)
-    if not auth.has_admin_key:
-        log.info("only this user of this machine may change anything: see security.admin_key_env")
-
-
-def _announce_emptiness(reloader: Reloader) -> None:
-    """Log what to do with a gateway that was started without a configuration."""
-    if reloader.path is not None and not os.path.lexists(reloader.path):
-        log.info(
-            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway loads the file"
-            " as soon as it is there",
-            reloader.path,
-        )
-
-
-def _show_console(context: GatewayContext, url: str, file: pathlib.Path | None) -> None:
-    """Print the console's link, with its secret if any, to a terminal; others read a log too, so it gets none."""
-    if not sys.stderr.isatty():
-        place = "" if url == GATEWAY else f" -c {file}" if file and context.settings.port else f" --gateway {url}"
-        log.info("`./ichat.pyz console%s` prints the console's link", place)
-        return
-    log.info("the console: %s", console_link(url, "" if context.auth.has_admin_key else context.auth.secret))

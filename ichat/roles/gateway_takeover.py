@@ -11,12 +11,14 @@ from typing import Any
 import attrs
 import cattrs
 import trio
+from cattrs.errors import BaseValidationError
 
 from ichat import __version__, errors
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config, Timeouts
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.fleet.packed_args import ArgsPacker
+from ichat.fleet.saved_records import record_of, restore_record
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
 from ichat.http.leaving import Retirement
@@ -37,11 +39,9 @@ from ichat.takeover.snapshot import (
     endpoint_of,
     life_of,
     names_of_external,
-    put_endpoint,
-    put_quota,
-    put_record,
     quota_of,
-    record_of,
+    restore_endpoint,
+    restore_quota,
     states_in,
 )
 
@@ -108,7 +108,7 @@ class GatewayGiver:
         assert self._nursery is not None
         self._is_frozen = True
         self._components.calls.gate.close()
-        data.door.answer = self._answer_later
+        data.door.use_answers(self._answer_later, data.handler.authenticate)
         self._holding = await self._nursery.start(self._hold_configuration)
         if data.relays is not None:
             data.relays.freeze()
@@ -139,27 +139,27 @@ class GatewayGiver:
             self._components.control.supervisor.thaw()
             if self._components.data.relays is not None:
                 self._components.data.relays.thaw()
-            self._components.data.door.answer = self._components.data.handler.answer
+            data = self._components.data
+            data.door.use_answers(data.handler.answer, data.handler.authenticate)
             self._components.calls.gate.open()
 
     def let_go(self) -> None:
-        """Stop reading what the new process will read."""
+        """Stop reading the outputs of workers."""
 
     def hold_on(self) -> None:
         """Read on."""
 
-    def leave(self, new_pid: int) -> None:
-        """Have the new process decide: requests that wait, and further ones, are forwarded to it."""
+    def follow(self, new_pid: int) -> None:
+        """Have the new process decide: waiting and further requests are forwarded to it."""
         self._notifier.follow(new_pid)
         if self._components.data.relays is not None:
-            self._components.data.relays.leave()
+            self._components.data.relays.hand_over()
         data = self._components.data
-        data.door.answer, data.door.authenticate = self._forward, _admit_all
+        data.door.use_answers(self._forward, _admit_all)
         self._components.calls.is_handed_over = True
         self._components.calls.gate.open()
-        self._components.control.supervisor.leave()
-        for worker in self._components.control.fleet.table:
-            worker.answers = True  # this process hears no more heartbeats, and has some requests to finish
+        self._components.control.supervisor.hand_over()
+        self._components.control.fleet.table.trust_all()  # this process hears no more heartbeats
 
     def retirement(self) -> Retirement:
         """Return how this process ends its connections."""
@@ -234,14 +234,6 @@ class HandedGateway:
         else:
             close_all(listeners)
 
-    @classmethod
-    def read(cls, received: Received, config: Config) -> "HandedGateway":
-        """Return the gateway that was handed over. Raises Exit 69."""
-        try:
-            return cls(received, config)
-        except ValueError as error:
-            raise Exit(EXIT_UNAVAILABLE, str(error)) from error
-
     def __repr__(self) -> str:
         return f"<HandedGateway {len(self._snapshot.workers)} workers>"
 
@@ -250,25 +242,36 @@ class HandedGateway:
         """Whether the old process has relays, and so no connections of clients."""
         return self._about.get("has_relays") is True
 
+    async def begin(self, components: Components, takeover: Takeover) -> list[socket.socket]:
+        """Restore everything in the parts of this gateway, and return the listeners when this process decides.
+
+        Raises Exit 69 if it never will.
+        """
+        self.put_into(components)
+        await takeover.begin()
+        log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
+        return self.listeners
+
     def put_into(self, components: Components) -> None:
-        """Give the parts of this gateway, of which none runs yet, everything that the old process knew."""
+        """Restore everything that the old process knew in the parts of this gateway; none of them runs yet."""
         control, now = components.control, trio.current_time()
         for saved in self._snapshot.quotas:
             quota = next((one for one in control.quotas if one.name == saved.name), None)
             if quota is not None:
-                put_quota(saved, quota, now)
+                restore_quota(saved, quota, now)
         packer = ArgsPacker()
         for record in self._snapshot.workers:
             if not record.managed:
-                put_record(record, control.fleet.table, packer)
+                restore_record(record, control.fleet.table, packer)
         started = [*self._started()]
         states = {life.worker_id: states_in(life, now) for life in self._snapshot.lives}
-        control.supervisor.handed = HandedWorkers(started, states, functools.partial(self._restore, components, packer))
+        restore = functools.partial(self._restore, components, packer)
+        control.supervisor.expect(HandedWorkers(started, states, restore))
         self._put_endpoints(components)
 
     def _started(self) -> Iterator[SavedManagedWorker]:
         for one in self._snapshot.started:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseValidationError):
                 yield cattrs.structure(one, SavedManagedWorker)
 
     def _restore(self, components: Components, packer: ArgsPacker) -> None:
@@ -276,7 +279,7 @@ class HandedGateway:
         failed = {life.worker_id: life.failed_change for life in self._snapshot.lives}
         for record in self._snapshot.workers:
             if record.managed:
-                put_record(record, components.control.fleet.table, packer)
+                restore_record(record, components.control.fleet.table, packer)
         for worker in components.control.supervisor.workers.values():
             worker.life.note_failed_change(failed.get(worker.id, ""))
         self._put_endpoints(components)
@@ -285,7 +288,17 @@ class HandedGateway:
         now, endpoints = trio.current_time(), _endpoints(components)
         for saved in self._snapshot.endpoints:
             if (endpoint := endpoints.get(saved.id)) is not None:
-                put_endpoint(saved, endpoint, now)
+                restore_endpoint(saved, endpoint, now)
+
+
+def handed_by(takeover: Takeover | None, config: Config) -> HandedGateway | None:
+    """Return the gateway that was handed over, if any was. Raises Exit 69."""
+    if takeover is None or takeover.received is None:
+        return None
+    try:
+        return HandedGateway(takeover.received, config)
+    except ValueError as error:
+        raise Exit(EXIT_UNAVAILABLE, str(error)) from error
 
 
 async def ask(config: Config, stack: contextlib.ExitStack) -> Takeover | None:
@@ -311,16 +324,16 @@ async def serve_old_process(components: Components, state: StateDirectory, takeo
         nursery.cancel_scope.cancel()
 
 
-async def leave(
+async def end_connections(
     components: Components,
     server: TakeoverServer[GatewayGiver],
     doors: trio.Nursery,
     signals: AsyncIterator[int],
 ) -> None:
-    """End the connections of this process, whose gateway another process has."""
+    """End the connections of this process, now that another process has its gateway."""
     door = components.data.door
     giver = server.giver
-    giver.leave(server.new_pid)
+    giver.follow(server.new_pid)
     components.control.log_store.close_streams()
     components.events.close()
     doors.start_soon(_hurry_at_signal, signals, door)

@@ -259,7 +259,7 @@ def is_locked(directory: str | None) -> bool:
 
 @contextlib.contextmanager
 def handed_state(directory: str, log_directory: str | None, lock: int) -> Generator[StateDirectory]:
-    """Use the directory whose lock another process of this gateway has handed over; own the descriptor.
+    """Use a directory and its lock that another process of this gateway has handed over; own the descriptor.
 
     Raises Exit 69 if it cannot be used.
     """

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import attrs
 import psutil
@@ -15,15 +14,13 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
-from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
 from ichat.fleet.worker_record import HEALTHY
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
-from ichat.listeners import Listeners
 from ichat.observability.logs.store import LogStore
-from ichat.protocol.messages import Heartbeat, parse_heartbeat
+from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import digest_of
 from ichat.security.redact import shown
@@ -34,22 +31,17 @@ from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.life import Actual, Alive, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker, holders_before
+from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
 from ichat.supervisor.state import (
     HandedWorkers,
     SavedManagedWorker,
-    SavedRemoteWorker,
-    SavedState,
     StateDirectory,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-REMEMBER_S = 1.0
-"""How often heartbeats that change the saved state are written; managed workers are written at once."""
-REMEMBER_SHARE = 0.05
-"""The most of the time that is spent on writing heartbeats."""
 FIND_S = 10.0
 """The limit on the search for processes of an earlier gateway."""
 TRIALS_MAX = 2
@@ -73,16 +65,8 @@ class Supervisor:
         self._registry = fleet.registry
         self._table = fleet.table
         self._load_times = fleet.managed.times
-        self._changed: Listeners[[]] = Listeners()
-        """Called when there may be something to save."""
-        self._urgent: Listeners[[]] = Listeners()
-        """Called when that must be saved at once."""
-        self._is_urgent = False
-        self._written_version = -1
-        self._is_failing = False
         self._is_stopping = False
         self._nursery: trio.Nursery | None = None
-        self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
         self._replaced: dict[str, ManagedWorker] = {}
@@ -90,13 +74,11 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus)
-        self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
+        self._context = SupervisorContext(config, fleet.table, fleet.directory, fleet.managed, host, self._save_soon)
+        self._memory = WorkerMemory(
+            state, fleet, self._workers, self._token, gate=self._context.gate, remember_s=remember_s
         )
-        self.handed: HandedWorkers | None = None
-        """Set before `run`: the workers of another process of this gateway."""
-        self._saving = trio.Lock()
-        """Held while the state is saved."""
+        self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
@@ -106,6 +88,13 @@ class Supervisor:
     def hurry(self) -> None:
         """From now on kill workers rather than wait for them."""
         self._context.hurry.set()
+
+    def _save_soon(self) -> None:
+        self._memory.save_soon()
+
+    def _token(self) -> str:
+        """Return a digest that distinguishes the workers' token from others without revealing it."""
+        return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def stop(self) -> None:
         """Make `run` end every worker that must not outlive the gateway, and return."""
@@ -124,8 +113,8 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
-        if self.handed is not None:
-            known = attrs.evolve(known, started=[*self.handed.started], heard=[])
+        if self._handed is not None:
+            known = attrs.evolve(known, started=[*self._handed.started], heard=[])
         self._load_times.restore(known.load_seconds, known.load_phases)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
@@ -139,21 +128,23 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
-            if self.handed is not None:
-                self.handed.restore()
+            if self._handed is not None:
+                self._handed.restore()
             self.apply(self._context.config, self.changes(self._context.config))
-            self._table.changed.add(self._changed)
-            self._remember_soon()
-            nursery.start_soon(self._remember_forever)
+            self._table.changed.add(self._memory.changed)
+            self._save_soon()
+            nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
         if not self._context.is_handed_over:
             with trio.CancelScope(shield=True):
-                await self._remember()
+                await self._memory.save()
 
-    # A takeover by another process.
+    def expect(self, handed: HandedWorkers) -> None:
+        """Have `run` begin with the workers of another process of this gateway."""
+        self._handed = handed
 
     @property
     def workers(self) -> Mapping[str, ManagedWorker]:
@@ -176,15 +167,15 @@ class Supervisor:
     async def freeze(self) -> None:
         """Start, change and end nothing from now on, and save the state. Raises OSError if it cannot be saved."""
         self._context.gate.close()
-        await self._remember()
-        if self._is_failing:
+        await self._memory.save()
+        if self._memory.has_failed:
             raise OSError(f"{self._state.path} cannot be written")
 
     def thaw(self) -> None:
         """Go on."""
         self._context.gate.open()
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Have `run` return, and leave all workers to another process."""
         self._context.is_handed_over = True
         self.stop()
@@ -211,7 +202,7 @@ class Supervisor:
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
-            adopted, states = _adopt(one), None if self.handed is None else self.handed.states.get(one.worker_id)
+            adopted, states = _adopt(one), None if self._handed is None else self._handed.states.get(one.worker_id)
             if adopted is None:
                 if spec is not None and states is not None:
                     self._start(one.worker_id, spec, is_launched=one.is_launched, states=_without_process(states))
@@ -242,7 +233,7 @@ class Supervisor:
         worker = self._workers[worker_id] = ManagedWorker(
             worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted, states=states
         )
-        self._remember_soon()
+        self._save_soon()
         self.loader.review()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
@@ -292,7 +283,7 @@ class Supervisor:
             await worker.remove(drain_s)
             if self._workers.get(worker.id) is worker:
                 del self._workers[worker.id]
-            self._remember_soon()
+            self._save_soon()
             self.loader.review()
             done.set()
 
@@ -360,72 +351,6 @@ class Supervisor:
         if self._replaced.get(old.id) is new:
             del self._replaced[old.id]
 
-    def _token(self) -> str:
-        """Return a digest that distinguishes the workers' token from others without revealing it."""
-        return digest_of(b"known " + token_of(self._context.config).encode()).hex()
-
-    def _remember_soon(self) -> None:
-        self._is_urgent = True
-        self._changed()
-        self._urgent()
-
-    async def _remember_forever(self) -> None:
-        """Save changes: at once for managed workers, at most every `remember_s` for others.
-
-        Thousands are saved less often, since saving them needs time.
-        """
-        while True:
-            while not self._is_urgent and self._table.version == self._written_version:
-                await self._changed.wait()
-            await self._context.gate.wait_open()
-            began_at = time.perf_counter()
-            await self._remember()
-            took_s = time.perf_counter() - began_at
-            with trio.move_on_after(max(self._remember_s, took_s / REMEMBER_SHARE)):
-                if self._is_failing:
-                    await trio.sleep_forever()
-                while not self._is_urgent:
-                    await self._urgent.wait()
-
-    async def _remember(self) -> None:
-        """Save the state for the next gateway."""
-        async with self._saving:
-            await self._save()
-
-    async def _save(self) -> None:
-        self._is_urgent, self._written_version = False, self._table.version
-        now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started = [one.saved() for one in self._workers.values()]
-        load_seconds, load_phases = self._load_times.saved()
-
-        def save() -> None:
-            heard = [
-                SavedRemoteWorker(saved_form(heartbeat, args), now - age_s, token)
-                for heartbeat, age_s, args in heartbeats
-            ]
-            kept = [one for one in started if one.is_launched or one.pid]
-            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds, load_phases=load_phases))
-
-        try:
-            await trio.to_thread.run_sync(save)
-        except Exception as error:  # no worker may be affected by any error here
-            if not self._is_failing:
-                log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error)
-            self._is_failing = True
-            self._remember_soon()
-        else:
-            self._is_failing = False
-
-
-def saved_form(heartbeat: Heartbeat, args: PackedArgs | None) -> dict[str, Any]:
-    """Return a heartbeat as JSON can hold it, without parts that are empty by default."""
-    known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
-    known["models"] = [attrs.asdict(model) for model in heartbeat.models]
-    known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
-    known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
-    known["args"] = args.unpack() if args is not None else None
-    return {name: value for name, value in known.items() if value or name == "model_name"}
-
 
 def _lives(one: SavedManagedWorker) -> bool:
     with contextlib.suppress(OSError):
@@ -434,7 +359,7 @@ def _lives(one: SavedManagedWorker) -> bool:
 
 
 def _without_process(states: tuple[Wanted, Actual]) -> tuple[Wanted, NoProcess]:
-    """Return the states of a worker whose process, if it had any, is gone."""
+    """Return the states of a worker without its process, if it had any."""
     wanted, actual = states
     if isinstance(actual, NoProcess):
         return wanted, actual

@@ -1,4 +1,4 @@
-"""The socket `takeover` in the state directory, by which an old and a new process of a gateway talk.
+"""The socket `takeover` in the state directory, the connection of an old and a new process of a gateway.
 
 A message is JSON, with descriptors. Whatever may be long is in a file in memory, whose descriptor is sent. Both
 processes are of the same user, and each knows the other's end by a pidfd.
@@ -29,7 +29,7 @@ BYTES_MAX = 256 * 1024 * 1024
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Peer:
+class OtherProcess:
     """The other process, and the connection to it."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -43,7 +43,7 @@ class Peer:
         self._pidfd = os.pidfd_open(self.pid)
 
     def __repr__(self) -> str:
-        return f"<Peer {self.pid}>"
+        return f"<OtherProcess {self.pid}>"
 
     @property
     def has_ended(self) -> bool:
@@ -120,18 +120,18 @@ def listen(directory: str) -> socket.socket:
         os.chmod(path + ".new", 0o600)
         sock.listen(BACKLOG)
         os.replace(path + ".new", path)
-    except BaseException:
+    except OSError:
         sock.close()
         raise
     return sock
 
 
-def connect(directory: str) -> Peer | None:
+def connect(directory: str) -> OtherProcess | None:
     """Connect to the gateway of a state directory; None if none can be reached. Raises Exit 69."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(os.path.join(directory, SOCKET))
-        return Peer(sock)
+        return OtherProcess(sock)
     except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
         sock.close()
         return None
@@ -146,7 +146,7 @@ def to_memory(content: Mapping[str, Any]) -> int:
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(json.dumps(content).encode())
-    except BaseException:
+    except (OSError, ValueError):
         os.close(fd)
         raise
     return fd

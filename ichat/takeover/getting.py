@@ -11,7 +11,7 @@ import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.relays.values import FrameError
-from ichat.takeover.connection import Peer, connect, from_memory, real_path
+from ichat.takeover.connection import OtherProcess, connect, from_memory, real_path
 from ichat.takeover.handover import PROTOCOL, Act, NewSide
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Received(NamedTuple):
 class Takeover:
     """A takeover by this process."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: OtherProcess) -> None:
         self._peer = peer
         self.side = NewSide()
         self.received: Received | None = None
@@ -60,7 +60,7 @@ class Takeover:
         return self.side.state == "building"
 
     async def begin(self) -> None:
-        """Say that everything is ready, and return when this process decides. Raises Exit 69 if it never will."""
+        """Report that everything is ready, and return when this process decides. Raises Exit 69 if it never will."""
         self._do(self.side.built(trio.current_time()))
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:

@@ -11,7 +11,7 @@ import trio
 
 from ichat.listeners import Listeners, wait_any
 from ichat.relays.values import FrameError
-from ichat.takeover.connection import Peer, listen, real_path, to_memory
+from ichat.takeover.connection import OtherProcess, listen, real_path, to_memory
 from ichat.takeover.handover import ANSWER_S, Act, Message, OldSide
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class TakeoverServer(Generic[GiverT]):
         self._directory, self.giver, self._term = directory, giver, term
         self.side = OldSide(real_path(directory))
         self.changed: Listeners[[]] = Listeners()
-        self._peer: Peer | None = None
+        self._peer: OtherProcess | None = None
         self._may_stop = trio.Event()
         self.gone = trio.Event()
         """Set when the new process decides."""
@@ -128,7 +128,7 @@ class TakeoverServer(Generic[GiverT]):
         """Answer a new process."""
         with contextlib.ExitStack() as closing:
             try:
-                peer = Peer(sock)
+                peer = OtherProcess(sock)
             except OSError as error:
                 log.warning("a takeover is refused: %s", error)
                 sock.close()
@@ -152,7 +152,7 @@ class TakeoverServer(Generic[GiverT]):
             if self.side.state == "gone":
                 await peer.wait_end()  # a connection that stays open says that this process is there
 
-    async def _wait(self, peer: Peer) -> None:
+    async def _wait(self, peer: OtherProcess) -> None:
         """Wait until there may be something to do."""
         async with trio.open_nursery() as nursery:
 
@@ -167,7 +167,7 @@ class TakeoverServer(Generic[GiverT]):
             if self.side.state != "killing":
                 nursery.start_soon(first, peer.wait_readable)
 
-    def _step(self, peer: Peer) -> None:
+    def _step(self, peer: OtherProcess) -> None:
         """Do what follows from the state of the other process and the time."""
         now = trio.current_time()
         if peer.has_ended:
@@ -252,7 +252,7 @@ class TakeoverServer(Generic[GiverT]):
             log.info("process %d has this gateway now", self._peer.pid)
 
 
-async def _first_message(peer: Peer) -> Message:
+async def _first_message(peer: OtherProcess) -> Message:
     """Return the first message. Raises OSError, FrameError or trio.TooSlowError if there is none."""
     with trio.fail_after(min(GREETING_S, ANSWER_S)):
         await peer.wait_readable()
