@@ -4,6 +4,8 @@ import itertools
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import trio
+
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead
@@ -12,6 +14,8 @@ from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
+from ichat.relays.adoption import Trying
+from ichat.relays.earlier_outcomes import record_earlier
 from ichat.relays.endpoint_facts import facts_of
 from ichat.relays.gaps import add_gaps
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
@@ -36,6 +40,7 @@ from ichat.relays.values import (
     WaitsFor,
 )
 from ichat.routing.endpoint import Endpoint, EndpointFacts
+from ichat.security.rate_limits import QuotaReservation
 
 
 class OwnerDesk(RelayDesk):
@@ -48,6 +53,8 @@ class OwnerDesk(RelayDesk):
         self._timers = timers
         self._clock = clock
         self._requests: dict[int, RequestAtRelay] = {}
+        self._earlier: dict[int, tuple[SentAsk | None, QuotaReservation]] = {}
+        """The requests that carry out a step of an earlier owner."""
         self._numbers = itertools.count(1)
         self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
         """The numbers of endpoints that the relay knows, each with the facts that it has got."""
@@ -95,8 +102,19 @@ class OwnerDesk(RelayDesk):
     def _trio_of(self, at: Any) -> float | None:
         return None if at is None else self._clock.trio_of(at)
 
+    def restore(self, trying: Trying, asked: SentAsk | None) -> None:
+        """Called with each request that carries out a step of an earlier owner: it counts for its limits."""
+        self._earlier[trying.number] = asked, self._context.quotas.restore(trying.key)
+
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
+        """Called with each outcome that no ledger has. Raises TalkError."""
+        record_earlier(item, asked, self._handler, self._clock)
+
     def end(self) -> None:
         """Called when the relay has ended: so have its requests, and their places are free."""
+        for _, reservation in self._earlier.values():
+            reservation.release(0, trio.current_time())
+        self._earlier.clear()
         for one in [*self._requests.values()]:
             phase = one.phase
             one.ended(502, "relay_lost")
@@ -177,6 +195,7 @@ class OwnerDesk(RelayDesk):
     def _end_attempt(self, sent: SentOutcome) -> None:
         one = self._requests.get(sent.number)
         if one is None or one.step is None or one.desk.lease is None:
+            self._end_earlier(sent)
             return
         outcome, desk = sent.outcome, one.desk
         one.note(sent, self._clock)
@@ -194,6 +213,14 @@ class OwnerDesk(RelayDesk):
             self._carry_out(one, step)
         else:
             self._finish(one)
+
+    def _end_earlier(self, sent: SentOutcome) -> None:
+        """Record the end of a request that has carried out a step of an earlier owner."""
+        earlier = self._earlier.pop(sent.number, None)
+        if earlier is not None:
+            asked, reservation = earlier
+            reservation.release(0 if sent.usage is None else sent.usage.total, trio.current_time())
+            self.note_earlier(sent, asked)
 
     def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
         one.ended(failure.status, failure.code)

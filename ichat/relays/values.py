@@ -18,6 +18,8 @@ STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (
 
 `UNDER_WAY`: it asks nothing; a relay reports a request that carries out a step of an earlier owner.
 """
+ENDED = 1 << 8
+"""Bit of an ask that asks nothing, either: its outcome follows, which no owner has settled."""
 TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, HURRIES = (1 << number for number in range(5))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 
@@ -99,6 +101,8 @@ class SentAsk(NamedTuple):
     previous_response_id: str = ""
     tried: tuple[tuple[str, str, str], ...] = ()
     """Its attempts: the endpoint, the model, and the kind of the outcome."""
+    queued_s: float = 0.0
+    """For how long it has waited in queues, if it asks nothing."""
 
 
 class SentStep(NamedTuple):

@@ -39,11 +39,14 @@ from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
+from ichat.observability.usage.earlier_use import restore_windows
+from ichat.relays.earlier_outcomes import earlier_use
+from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.roles.gateway_announcements import announce, announce_emptiness
-from ichat.roles.gateway_components import Components, build, secure_parts
+from ichat.roles.gateway_components import Components, Control, build, secure_parts
 from ichat.roles.gateway_takeover import (
     GatewayGiver,
     HandedGateway,
@@ -284,6 +287,8 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                if running.serve_old is None:
+                    await _restore_windows(components.control, relays)
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if running.serve_old is not None:
@@ -315,6 +320,15 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                 await relays.end()
             doors.cancel_scope.cancel()
     return True
+
+
+async def _restore_windows(control: Control, relays: Relays | None) -> None:
+    """Have limits of a minute count earlier use: as relays have seen it, or else as the ledger has it."""
+    windows = None if relays is None else relays.adopting.windows
+    if windows is not None:
+        control.quotas.restore_windows(earlier_use(windows, _clock()))
+    elif control.ledger.enabled:
+        await restore_windows(control.ledger.read, control.quotas)
 
 
 def _clock() -> TrioClock:
