@@ -165,6 +165,13 @@ class Relays:
         self._opened.set()
         await self._accepting.wait()
 
+    async def open_to_end(self) -> None:
+        """Answer the requests of adopted relays, none of which stays, and return when they have ended."""
+        self._accepting.set()
+        await self.open()
+        for relay in [*self.relays.values()]:
+            await relay.gone.wait()
+
     def _fill_places(self) -> dict[int, RelayAtOwner]:
         """Return the adopted relays that stay, by their numbers; all others retire."""
         places = places_of(self.relays.values(), self.count, build_id(), self._address)

@@ -42,11 +42,9 @@ from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
 from ichat.relays.earlier_outcomes import earlier_use
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import OwnerDesk
-from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.roles.gateway_announcements import announce, announce_emptiness
-from ichat.roles.gateway_components import Components, Control, build, secure_parts
+from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
 from ichat.roles.gateway_takeover import (
     GatewayGiver,
     HandedGateway,
@@ -174,7 +172,7 @@ async def run(
                 await deciding.start(giver.run)
                 await deciding.start(server.serve_forever)
                 inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
-                old = None if takeover is None else partial(serve_old_process, components, state, takeover)
+                old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
                 running = _Running(components, listeners, inner, notifier, server, old)
                 try:
                     if not await _serve_until_told(running, task_status):
@@ -283,9 +281,7 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 if relays is not None:
-                    timers = Timers()
-                    doors.start_soon(timers.run_forever)
-                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
+                    begin_desks(doors, relays, components.data.handler)
                     await doors.start(relays.run, listeners)
                 if running.serve_old is None:
                     await _restore_windows(components.control, relays)

@@ -45,7 +45,9 @@ from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import RecordedRefusals, peer_of
+from ichat.relays.owner_desk import OwnerDesk, RecordedRefusals, peer_of
+from ichat.relays.timers import Timers
+from ichat.relays.values import TrioClock
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -205,20 +207,32 @@ def build_data_plane(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
-    relays = None
-    if config.server_settings.relays:
-        relays = Relays(
-            hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
-            marks=control.ledger.marks if control.ledger.enabled else None,
-        )  # fmt: skip
-        control.ledger.follow(relays.newest_outcomes, relays.settle)
+    relays = make_relays(config, control, handler, state) if config.server_settings.relays else None
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
         is_proxy=auth.is_proxy,
     )  # fmt: skip
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
+
+
+def make_relays(config: Config, control: Control, handler: Gateway, state: StateDirectory) -> Relays:
+    """Make the object for the relays of a gateway, which none has to have."""
+    ledger = control.ledger
+    relays = Relays(
+        handler.context.pool.hub, state.path, config,
+        log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
+        marks=ledger.marks if ledger.enabled else None,
+    )  # fmt: skip
+    ledger.follow(relays.newest_outcomes, relays.settle)
+    return relays
+
+
+def begin_desks(nursery: trio.Nursery, relays: Relays, handler: Gateway) -> None:
+    """Have the requests of relays answered as those of this process are."""
+    timers, clock = Timers(), TrioClock.read(trio.current_time(), time.monotonic_ns())
+    nursery.start_soon(timers.run_forever)
+    relays.desk_of = functools.partial(OwnerDesk, handler=handler, timers=timers, clock=clock)
 
 
 def inner_door(components: Components) -> FrontDoor[Caller]:

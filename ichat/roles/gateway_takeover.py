@@ -27,7 +27,13 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.listeners import Listeners
 from ichat.relays.forwarding import InnerSocket
-from ichat.roles.gateway_components import Components, import_parts, inner_door
+from ichat.roles.gateway_components import (
+    Components,
+    begin_desks,
+    import_parts,
+    inner_door,
+    make_relays,
+)  # fmt: skip
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 from ichat.service_manager import Notifier
@@ -69,8 +75,10 @@ class GatewayGiver:
     def __init__(
         self, components: Components, state: StateDirectory, listeners: list[socket.socket], notifier: Notifier
     ) -> None:
-        self._components = components
-        self._state = state
+        self.components = components
+        self.state = state
+        self.relays = [] if components.data.relays is None else [components.data.relays]
+        """Those of this process, and those that an old process has left to end here."""
         self._listeners = listeners
         self._notifier = notifier
         self._holding = trio.CancelScope()
@@ -96,23 +104,23 @@ class GatewayGiver:
                 "The running gateway is process 1 of a container, which ends with that process: stop the container,"
                 " and start another."
             )
-        if not self._state.is_kept or not os.path.exists(os.path.join(self._state.path, "lock")):
+        if not self.state.is_kept or not os.path.exists(os.path.join(self.state.path, "lock")):
             return "The running gateway keeps no state: stop it, and start this program."
-        if self._components.reloader.is_changing:
+        if self.components.reloader.is_changing:
             return "The configuration or a key of the running gateway is being changed: try again later."
-        return self._components.control.supervisor.change_under_way()
+        return self.components.control.supervisor.change_under_way()
 
     async def freeze(self) -> Handed:
         """Become quiet: requests, heartbeats and calls wait, and all files are written. Raises CannotFreezeError."""
-        control, data = self._components.control, self._components.data
+        control, data = self.components.control, self.components.data
         assert self._nursery is not None
         self._is_frozen = True
-        self._components.calls.gate.close()
+        self.components.calls.gate.close()
         data.door.use_answers(self._answer_later, data.handler.authenticate)
         self._holding = await self._nursery.start(self._hold_configuration)
-        if data.relays is not None:
-            data.relays.freeze()
-        await self._components.calls.wait_quiet()
+        for relays in self.relays:
+            relays.freeze()
+        await self.components.calls.wait_quiet()
         if why := control.supervisor.change_under_way():
             raise CannotFreezeError(why)
         try:
@@ -121,12 +129,13 @@ class GatewayGiver:
             await data.access.flush()
         except OSError as error:
             raise CannotFreezeError(f"The running gateway cannot write its state: {error}.") from error
-        return Handed(self._snapshot().to_json(), self._about(), [self._state.lock, *self._descriptors()])
+        more = [*control.kept.messages()]
+        return Handed(self._snapshot().to_json(), self._about(), [self.state.lock, *self._descriptors()], more)
 
     async def _hold_configuration(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         """Let nothing change the configuration or the keys until cancelled."""
         with trio.CancelScope() as scope:
-            async with self._components.reloader.lock:
+            async with self.components.reloader.lock:
                 task_status.started(scope)
                 await trio.sleep_forever()
 
@@ -135,44 +144,47 @@ class GatewayGiver:
         if self._is_frozen:
             self._is_frozen = False
             self._holding.cancel()
-            self._components.control.ledger.thaw()
-            self._components.control.supervisor.thaw()
-            if self._components.data.relays is not None:
-                self._components.data.relays.thaw()
-            data = self._components.data
+            self.components.control.ledger.thaw()
+            self.components.control.supervisor.thaw()
+            for relays in self.relays:
+                relays.thaw()
+            data = self.components.data
             data.door.use_answers(data.handler.answer, data.handler.authenticate)
-            self._components.calls.gate.open()
+            self.components.calls.gate.open()
 
     def let_go(self) -> None:
         """Stop reading the outputs of workers."""
+        self.components.control.log_store.detach_all()
 
     def hold_on(self) -> None:
         """Read on."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self.components.control.supervisor.read_on)
 
     def follow(self, new_pid: int) -> None:
         """Have the new process decide: waiting and further requests are forwarded to it."""
         self._notifier.follow(new_pid)
-        if self._components.data.relays is not None:
-            self._components.data.relays.hand_over()
-        data = self._components.data
+        for relays in self.relays:
+            relays.hand_over()
+        data = self.components.data
         data.door.use_answers(self._forward, _admit_all)
-        self._components.calls.is_handed_over = True
-        self._components.calls.gate.open()
-        self._components.control.supervisor.hand_over()
-        self._components.control.fleet.table.trust_all()  # this process hears no more heartbeats
+        self.components.calls.is_handed_over = True
+        self.components.calls.gate.open()
+        self.components.control.supervisor.hand_over()
+        self.components.control.fleet.table.trust_all()  # this process hears no more heartbeats
 
     def retirement(self) -> Retirement:
         """Return how this process ends its connections."""
-        requests = self._components.data.handler.in_flight
+        requests = self.components.data.handler.in_flight
         overdue = functools.partial(requests.end_all, errors.draining)
-        return Retirement(total_s=self._components.data.context.timeouts.takeover_s, overdue=overdue)
+        return Retirement(total_s=self.components.data.context.timeouts.takeover_s, overdue=overdue)
 
     # Requests.
 
     async def _answer_later(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer a request when it is known which process does so. Raises ApiError if nothing has been sent."""
-        await self._components.calls.gate.wait_open()
-        await self._components.data.door.answer(request, client, caller)
+        await self.components.calls.gate.wait_open()
+        await self.components.data.door.answer(request, client, caller)
 
     async def _forward(self, request: Request, client: Client, _caller: Caller) -> None:
         """Have the new process answer a request. Raises ApiError if nothing has been sent."""
@@ -181,23 +193,23 @@ class GatewayGiver:
     # The snapshot.
 
     def _snapshot(self) -> Snapshot:
-        control, now = self._components.control, trio.current_time()
+        control, now = self.components.control, trio.current_time()
         table, workers = control.fleet.table, control.supervisor.workers.values()
         lives = [life_of(one.id, one.life.wanted, one.life.actual, one.life.failed_change, now) for one in workers]
         return Snapshot(
             [record_of(worker, now) for worker in table],
-            [endpoint_of(name, endpoint, now) for name, endpoint in _endpoints(self._components).items()],
+            [endpoint_of(name, endpoint, now) for name, endpoint in _endpoints(self.components).items()],
             [quota_of(quota, now) for quota in control.quotas],
             lives,
             [attrs.asdict(one.saved()) for one in workers],
         )
 
     def _about(self) -> Mapping[str, Any]:
-        settings = self._components.data.context.settings
+        settings = self.components.data.context.settings
         return {
             "address": address_name(settings.host, settings.port),
             "listeners": len(self._descriptors()),
-            "has_relays": self._components.data.relays is not None,
+            "has_relays": bool(self.relays),
         }
 
     def _descriptors(self) -> list[int]:
@@ -222,7 +234,7 @@ class HandedGateway:
     def __init__(self, received: Received, config: Config) -> None:
         """Raises ValueError for a snapshot of another form."""
         self._snapshot = Snapshot.from_json(received.snapshot)
-        self._about = received.about
+        self._about, self._more = received.about, received.more
         self.lock, *rest = received.descriptors
         settings = config.server_settings
         count = received.about.get("listeners")
@@ -239,7 +251,7 @@ class HandedGateway:
 
     @property
     def has_relays(self) -> bool:
-        """Whether the old process has relays, and so no connections of clients."""
+        """Whether the old process leaves relays."""
         return self._about.get("has_relays") is True
 
     async def begin(self, components: Components, takeover: Takeover) -> list[socket.socket]:
@@ -259,6 +271,9 @@ class HandedGateway:
             quota = next((one for one in control.quotas if one.name == saved.name), None)
             if quota is not None:
                 restore_quota(saved, quota, now)
+        for message, descriptors in self._more:
+            with contextlib.suppress(ValueError):
+                control.kept.receive(message, descriptors)
         packer = ArgsPacker()
         for record in self._snapshot.workers:
             if not record.managed:
@@ -313,14 +328,34 @@ async def ask(config: Config, stack: contextlib.ExitStack) -> Takeover | None:
     return takeover
 
 
-async def serve_old_process(components: Components, state: StateDirectory, takeover: Takeover) -> None:
-    """Answer the requests that the old process still gets, at the socket `inner`, until it has ended."""
+async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
+    """Answer the requests that the old process still gets, and its relays, until they have ended."""
     async with trio.open_nursery() as nursery:
-        if components.data.relays is None:
-            door = inner_door(components)
-            nursery.start_soon(door.serve_forever, [open_unix_listener(state.inner_socket)])
+        if giver.components.data.relays is None:
+            door = inner_door(giver.components)
+            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
+            if handed is not None and handed.has_relays:
+                await _end_relays(giver)
         await takeover.wait_for_old_end()
         log.info("the old process has ended")
+        nursery.cancel_scope.cancel()
+
+
+async def _end_relays(giver: GatewayGiver) -> None:
+    """Adopt the relays of the old process, and have them retire: this process accepts connections itself."""
+    components = giver.components
+    config, handler = components.reloader.config, components.data.handler
+    relays = make_relays(config, components.control, handler, giver.state)
+    async with trio.open_nursery() as nursery:
+        begin_desks(nursery, relays, handler)
+        close_all(await relays.find())
+        giver.relays.append(relays)
+        await nursery.start(relays.run, [])
+        try:
+            await relays.open_to_end()
+        finally:
+            giver.relays.remove(relays)
+            relays.kill_all()
         nursery.cancel_scope.cancel()
 
 
