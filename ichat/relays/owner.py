@@ -388,21 +388,26 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S or self._is_frozen:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
+            self._kill_faulty(now)
+
+    def _kill_faulty(self, now: float) -> None:
+        silent_s = self.settings.config.timeouts.relay_silent_s
+        for relay in self.relays.values():
+            if why := relay.fault(now, silent_s):
+                relay.kill(why)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections."""
+        """Send a relay the means of those that accept connections and were heard lately."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
             relay.settle(relay.talk.counted)
