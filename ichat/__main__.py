@@ -122,6 +122,7 @@ def _gateway(argv: list[str]) -> int:
     from ichat.roles import gateway
 
     config, file = gateway.read_command_line(argv)
+    takes_over = gateway.asks_for_takeover(argv)
     import trio
 
     from ichat.observability.logs.pipes import Tee, TeeStream
@@ -129,7 +130,7 @@ def _gateway(argv: list[str]) -> int:
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee), config.logs.format)
     try:
-        trio.run(partial(gateway.run, config, file, notifier=notifier))
+        trio.run(partial(gateway.run, config, file, notifier=notifier, takes_over=takes_over))
     finally:
         tee.close(LAST_WORDS_S)
     return 0

@@ -49,6 +49,31 @@ class Listeners(Generic[_News]):
         await self._heard.wait()
 
 
+class Gate:
+    """Lets tasks pass while it is open; those that arrive while it is closed wait until it opens."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.opened: Listeners[[]] = Listeners()
+
+    def __repr__(self) -> str:
+        return f"<Gate {'open' if self.is_open else 'closed'}>"
+
+    def close(self) -> None:
+        """Let no task pass until `open`."""
+        self.is_open = False
+
+    def open(self) -> None:
+        """Let all tasks pass."""
+        self.is_open = True
+        self.opened()
+
+    async def wait_open(self) -> None:
+        """Pass, at once if it is open."""
+        while not self.is_open:
+            await self.opened.wait()
+
+
 async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
     """Wait until the first of these returns, and cancel the others."""
 

@@ -395,6 +395,7 @@ WRITERS_OF_WORKERS = {
     "fleet.managed_records": WorkerRecord,
     "fleet.probes": WorkerRecord,
     "fleet.registry": WorkerRecord,
+    "fleet.saved_records": WorkerRecord,
     "fleet.load_times": WorkerRecord,
     "fleet.worker_table": WorkerRecord,
     "supervisor.managed_worker": ManagedWorker,

@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
+from ichat.admin.calls import ControlCalls
 from ichat.admin.context import Parts, part
 from ichat.admin.openapi import HANDLED
 from ichat.errors import ApiError
@@ -36,13 +37,26 @@ def make_app(parts: Parts) -> QuartTrio:
     """Return the application; its handlers get the parts of the gateway that they name."""
     app = QuartTrio("ichat", static_folder=None)
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None, PARTS=parts)
+    app.before_request(_begin_call)
     app.before_request(_check_access)
+    app.teardown_request(_end_call)
     for operations in HANDLED:
         app.register_blueprint(operations.blueprint)
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _bug)
     return app
+
+
+async def _begin_call() -> None:
+    """Have a call wait while another process may get the gateway. Raises ApiError 503."""
+    await part(ControlCalls).begin(request.method)
+    g.has_begun = True
+
+
+async def _end_call(_error: BaseException | None) -> None:
+    if g.pop("has_begun", False):
+        part(ControlCalls).end(request.method)
 
 
 async def _check_access() -> None:
@@ -86,7 +100,7 @@ async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]
     The path must be in a directory that only the owner can enter.
     """
     config = hypercorn.config.Config()
-    config.bind = [f"unix:{path}"]
+    config.bind = [f"unix:{path}.new"]
     config.backlog = BACKLOG
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 2**31
@@ -104,6 +118,8 @@ async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]
                 await hypercorn.trio.serve(app, config, shutdown_trigger=trigger, task_status=task_status)
 
         await nursery.start(run)
+        os.replace(f"{path}.new", path)
+        own = os.stat(path).st_ino
         task_status.started()
         try:
             await trio.sleep_forever()
@@ -111,4 +127,5 @@ async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]
             stop.set()
             scope.deadline = trio.current_time() + SHUTDOWN_S + 1
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                if os.stat(path).st_ino == own:
+                    os.unlink(path)

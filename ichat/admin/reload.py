@@ -134,6 +134,16 @@ class Reloader:
         """Return the state's families for Prometheus."""
         return self.state.families()
 
+    @property
+    def lock(self) -> trio.Lock:
+        """Held during a change of the configuration, or of the keys that were made over the API."""
+        return self._in_force.lock
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the configuration or a key is being changed."""
+        return self._in_force.lock.statistics().locked
+
     async def read_state(self) -> ConfigState:
         """Look at the file, and return whether it is in force."""
         await self._look_at_file()

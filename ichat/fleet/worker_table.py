@@ -271,6 +271,12 @@ class WorkerTable:
                 self.changes += self.index.set_not_ready(worker)
         self.changed()
 
+    def trust_all(self) -> None:
+        """Count on all workers as they are now, since no more heartbeats arrive here."""
+        for worker in self._workers.values():
+            worker.answers = True
+            self.refresh(worker)
+
     def reconfigure(self, config: Config) -> None:
         """Use the limits, times and circuit breakers of another configuration; counts and circuits keep their state.
 

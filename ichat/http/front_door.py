@@ -39,6 +39,9 @@ Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
 """Called when the received bytes were no request: with the id, the peer's address, and the head if it was read."""
 
 
+Answer = Callable[[Request, Client, Caller], Awaitable[None]]
+
+
 def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None) -> None:
     """Report an error to the client only."""
 
@@ -58,7 +61,7 @@ class FrontDoor(Generic[Caller]):
 
     role: bytes
     """`gateway` or `worker`: sent with errors, as `x-ichat-error`."""
-    answer: Callable[[Request, Client, Caller], Awaitable[None]]
+    answer: Answer[Caller]
     """Writes a single response to the client, or raises before it has written anything."""
     authenticate: Callable[[RequestHead, str], Caller]
     """Returns the caller by the request's head and the peer's address. Raises ApiError: then no body is read."""
@@ -108,6 +111,10 @@ class FrontDoor(Generic[Caller]):
         """Apply these bounds from now on."""
         self.limits = limits
         self.timeouts = timeouts if self.retirement is None else self.retirement.bound(timeouts)
+
+    def use_answers(self, answer: Answer[Caller], authenticate: Callable[[RequestHead, str], Caller]) -> None:
+        """Have later requests answered, and their senders identified, by other functions."""
+        self.answer, self.authenticate = answer, authenticate
 
     def use_certificate(self, tls: ssl.SSLContext | None) -> None:
         """Encrypt new connections by this from now on; None: not at all."""

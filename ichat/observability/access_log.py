@@ -159,6 +159,10 @@ class AccessLog:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self._flush()
 
+    async def flush(self) -> None:
+        """Write the lines that wait now."""
+        await self._flush()
+
     async def _flush(self) -> None:
         if self._lines:
             await trio.lowlevel.checkpoint_if_cancelled()

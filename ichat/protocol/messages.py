@@ -323,6 +323,16 @@ def parse_heartbeat(body: object) -> Heartbeat:
     )
 
 
+def saved_form(heartbeat: Heartbeat, args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a heartbeat as JSON can hold it, without parts that are empty by default."""
+    known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
+    known["models"] = [attrs.asdict(model) for model in heartbeat.models]
+    known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
+    known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
+    known["args"] = args
+    return {name: value for name, value in known.items() if value or name == "model_name"}
+
+
 def response_tag(worker_id: str, start_id: str) -> str:
     """Return the 12 hexadecimal digits that the ids of all responses have that this start of a worker keeps."""
     return hashlib.blake2b(f"{worker_id}\0{start_id}".encode(), digest_size=6).hexdigest()

@@ -1,10 +1,12 @@
 """How a relay has the owner answer a request: over the owner's inner socket, unchanged but for the client's address."""
 
+from typing import Protocol
+
 import attrs
 import trio
 
 from ichat import errors
-from ichat.config.schema import DRAIN_S_MAX
+from ichat.config.schema import DRAIN_S_MAX, Timeouts
 from ichat.errors import ApiError
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import HOP_BY_HOP, Headers, ResponseHead, request_head, response_head
@@ -12,11 +14,11 @@ from ichat.http.json_body import Body
 from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.listeners import Listeners
 from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.leg import Leg
 from ichat.proxy.steps import AttemptStep
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
-from ichat.relays.ownerless import Ownerless
 from ichat.routing.endpoint import EndpointFacts
 
 INNER_SOCKET = "inner"
@@ -62,10 +64,22 @@ class _PassingSink:
         return client.head_sent
 
 
+class OwnersAbsence(Protocol):
+    """Whether there is an owner now; see `Ownerless`."""
+
+    timeouts: Timeouts
+    since: float | None
+    changed: Listeners[[]]
+
+    async def wait_until_back(self, deadline: float) -> None:
+        """Wait until there is an owner, or until this time."""
+        ...
+
+
 class InnerSocket:
     """The owner's inner socket, to which a relay forwards the requests that the owner answers itself."""
 
-    def __init__(self, pool: Pool, path: str, ownerless: Ownerless) -> None:
+    def __init__(self, pool: Pool, path: str, ownerless: OwnersAbsence) -> None:
         self._pool = pool
         self._ownerless = ownerless
         self._endpoint = EndpointFacts(b"", Upstream("the gateway's own process", path, 0))

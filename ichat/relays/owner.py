@@ -78,7 +78,9 @@ class Relays:
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
-        self._is_ending = False
+        self._is_ending = self._is_frozen = False
+        self._scope = trio.CancelScope()
+        """Of `run`."""
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
@@ -126,6 +128,10 @@ class Relays:
         Requests are answered from `open` on.
         """
         self._listeners = listeners
+        with self._scope:
+            await self._run(task_status)
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pulse_forever)
             async with trio.open_nursery() as keepers:
@@ -157,6 +163,13 @@ class Relays:
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
+
+    async def open_to_end(self) -> None:
+        """Answer the requests of adopted relays, none of which stays, and return when they have ended."""
+        self._accepting.set()
+        await self.open()
+        for relay in [*self.relays.values()]:
+            await relay.gone.wait()
 
     def _fill_places(self) -> dict[int, RelayAtOwner]:
         """Return the adopted relays that stay, by their numbers; all others retire."""
@@ -257,6 +270,31 @@ class Relays:
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
 
+    # A takeover by another process.
+
+    def freeze(self) -> None:
+        """Read no frame from now on: asks and outcomes wait in the sockets."""
+        self._is_frozen = True
+        for relay in self.relays.values():
+            if relay.wire is not None:
+                relay.wire.pause()
+
+    def thaw(self) -> None:
+        """Read again."""
+        self._is_frozen = False
+        for relay in self.relays.values():
+            relay.heard_at = trio.current_time()
+            if relay.wire is not None:
+                relay.wire.resume()
+
+    def hand_over(self) -> None:
+        """Leave all relays to the next owner."""
+        self._is_ending = True
+        for relay in self.relays.values():
+            relay.send(Note("bye"))
+            relay.close()
+        self._scope.cancel()
+
     def retire(self, relay: RelayAtOwner) -> None:
         """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
         relay.send(Note("retire"))
@@ -349,7 +387,7 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            if now - due_at > LATE_S:
+            if now - due_at > LATE_S or self._is_frozen:
                 for relay in self.relays.values():
                     relay.heard_at = now
             peers = [one for one in relays if one.is_peer(now)] or relays

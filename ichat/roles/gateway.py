@@ -19,16 +19,16 @@ import os
 import pathlib
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import attrs
 import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
-from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
+from ichat.config.own_secret import announced, directory_for
 from ichat.config.schema import Config, ServerSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
@@ -40,27 +40,34 @@ from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
-from ichat.proxy.context import GatewayContext
 from ichat.relays.earlier_outcomes import earlier_use
-from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import OwnerDesk
-from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
-from ichat.roles.gateway_components import Components, Control, build, secure_parts
-from ichat.security.addresses import is_loopback
+from ichat.roles.gateway_announcements import announce, announce_emptiness
+from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
+from ichat.roles.gateway_takeover import (
+    GatewayGiver,
+    HandedGateway,
+    ask,
+    end_connections,
+    handed_by,
+    serve_old_process,
+)  # fmt: skip
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.service_manager import Notifier, become_subreaper
 from ichat.supervisor.orphans import KnownPids, reap_forever
-from ichat.supervisor.state import StateDirectory, open_state
+from ichat.supervisor.state import StateDirectory, handed_state, is_locked, open_state
+from ichat.takeover.giving import TakeoverServer
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "ichat.toml"
 """The configuration where none is named, if it is in the working directory."""
 DAY_S = 24 * 3600.0
+LOCK_LOOKS, LOCK_LOOK_S = 40, 0.05
+"""How often a takeover looks whether a process that ends has left the lock of the state directory, and the pause."""
 END_S = 30.0
 """The time for the rest of the end, after the drain and the end of the workers."""
 LOG_END_S = 2.0
@@ -82,6 +89,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
         secure_parts(config, _kept_keys(config))
         raise verdict_on(config, str(path))
     return config, file
+
+
+def asks_for_takeover(argv: Sequence[str]) -> bool:
+    """Return whether the gateway's flags ask the running gateway to hand over. Raises Exit 64."""
+    return parser().parse_args(list(argv)).takeover
 
 
 def _kept_keys(config: Config) -> MadeKeys:
@@ -107,6 +119,12 @@ def parser() -> CommandLineParser:
     )
     usage.add_argument("--check", action="store_true", help="check it and what its workers need here, and exit")
     usage.add_argument(
+        "--takeover",
+        action="store_true",
+        help="have the running gateway with this state directory hand over to this process: no request is refused, and"
+        " no stream breaks; without a running gateway, start as usual",
+    )
+    usage.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         help="how the log's lines look, instead of logs.format: short text on a terminal (auto), text, or json",
@@ -119,33 +137,65 @@ async def run(
     file: ConfigFile | None = None,
     *,
     notifier: Notifier | None = None,
+    takes_over: bool = False,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the gateway until a signal stops it; `started` with its port. Raises Exit where it cannot listen.
 
-    `file` has the configuration, and is read again when it changes. `notifier` has started this process.
+    `file` has the configuration, and is read again when it changes. With `takes_over` the process that has the
+    configured state directory hands its gateway over, if there is any. `notifier` has started this process.
     """
     notifier = notifier or Notifier()
-    with (
-        open_state(config.server_settings, config.logs.directory) as state,
-        contextlib.closing(open_tracing()) as tracing,
-    ):
+    with contextlib.ExitStack() as stack:
+        if takes_over:
+            secure_parts(config, _kept_keys(config))
+        takeover = await ask(config, stack) if takes_over else None
+        handed = handed_by(takeover, config)
+        state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
+        tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
         relays = components.data.relays
-        adopted = [] if relays is None else await relays.find()
-        listeners = await _open_listeners(config.server_settings, notifier, adopted)
-        inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+        listeners = [] if takeover is None or handed is None else await handed.begin(components, takeover)
+        if relays is not None:
+            adopted = await relays.find()
+            listeners = listeners or adopted
+        listeners = await _open_listeners(config.server_settings, notifier, listeners)
         become_subreaper()
-        with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
-            async with trio.open_nursery() as background:
-                await _start_background(background, components, state.log_directory, notifier)
+        announcing = stack.enter_context(contextlib.ExitStack())
+        announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
+        giver = GatewayGiver(components, state, listeners, notifier)
+        async with trio.open_nursery() as background:
+            await _start_background(background, components, notifier)
+            async with trio.open_nursery() as deciding:
+                server = TakeoverServer(state.path, giver, state.term)
+                await _start_deciding(deciding, components, state.log_directory, notifier)
+                await deciding.start(giver.run)
+                await deciding.start(server.serve_forever)
+                inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+                old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
+                running = _Running(components, listeners, inner, notifier, server, old)
                 try:
-                    await _serve_until_told(components, listeners, inner, notifier, task_status)
+                    if not await _serve_until_told(running, task_status):
+                        announcing.pop_all()
                 finally:
                     close_all(listeners)
                     components.data.context.pool.close_idle()
                     components.control.log_store.close()
-                background.cancel_scope.cancel()
+                deciding.cancel_scope.cancel()
+            background.cancel_scope.cancel()
+
+
+async def _state_of(
+    config: Config, handed: HandedGateway | None, *, waits: bool
+) -> contextlib.AbstractContextManager[StateDirectory]:
+    """Return the state directory; with `waits`, a process that has it may be about to end."""
+    directory = directory_for(config.server_settings)
+    if handed is not None and directory is not None:
+        return handed_state(directory, config.logs.directory, handed.lock)
+    for _ in range(LOCK_LOOKS if waits else 0):
+        if is_locked(directory):
+            await trio.sleep(LOCK_LOOK_S)
+    return open_state(config.server_settings, config.logs.directory)
 
 
 async def _open_listeners(
@@ -174,15 +224,20 @@ async def _report_life_forever(notifier: Notifier) -> None:
         await trio.sleep(notifier.watchdog_s / 2)
 
 
-async def _start_background(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
-    """Start the tasks that the front door and the workers need, and that end after them. `directory` has the logs."""
-    control, data, reloader = components.control, components.data, components.reloader
-    context, supervisor = data.context, control.supervisor
+async def _start_background(nursery: trio.Nursery, components: Components, notifier: Notifier) -> None:
+    """Start the tasks that requests need to their end."""
+    data = components.data
     nursery.start_soon(_report_life_forever, notifier)
     nursery.start_soon(data.access.run_forever)
     nursery.start_soon(data.hub.run_forever)
-    await nursery.start(context.pool.run_forever)
-    await nursery.start(context.shadows.run_forever)
+    await nursery.start(data.context.pool.run_forever)
+    await nursery.start(data.context.shadows.run_forever)
+
+
+async def _start_deciding(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
+    """Start the tasks that only the process with the gateway has. `directory` has the logs."""
+    control, data, reloader = components.control, components.data, components.reloader
+    context, supervisor = data.context, control.supervisor
     await nursery.start(components.serve_control)
     await nursery.start(control.ledger.run)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
@@ -199,41 +254,52 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     nursery.start_soon(components.key_store.expire_forever)
 
 
-async def _serve_until_told(
-    components: Components,
-    listeners: list[socket.socket],
-    inner: list[socket.socket],
-    notifier: Notifier,
-    task_status: trio.TaskStatus[int],
-) -> None:
+@attrs.frozen
+class _Running:
+    """The parts of a gateway after the start of its background tasks."""
+
+    components: Components
+    listeners: list[socket.socket]
+    """For clients."""
+    inner: list[socket.socket]
+    """Those at the socket `inner`."""
+    notifier: Notifier
+    server: TakeoverServer[GatewayGiver]
+    serve_old: Callable[[], Awaitable[None]] | None
+    """Answers the requests that an old process gets."""
+
+
+async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]) -> bool:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
 
     With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
+    Return False if another process has the gateway then: the workers stay, and the connections end without haste.
     """
+    components, listeners, inner = running.components, running.listeners, running.inner
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 if relays is not None:
-                    timers = Timers()
-                    doors.start_soon(timers.run_forever)
-                    places = EarlierPlaces(components.data.context, components.control.fleet.table)
-                    relays.desk_of = partial(
-                        OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock(), places=places
-                    )
+                    begin_desks(doors, relays, components.data.handler, components.control.fleet.table)
                     await doors.start(relays.run, listeners)
-                await _restore_windows(components.control, relays)
+                if running.serve_old is None:
+                    await _restore_windows(components.control, relays)
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
+                if running.serve_old is not None:
+                    doors.start_soon(running.serve_old)
                 if relays is not None:
                     await relays.open()
-                _announce(components.data.context, listeners, components.reloader.path)
-                _announce_emptiness(components.reloader)
-                notifier.ready()
+                announce(components.data.context, listeners, components.reloader.path)
+                announce_emptiness(components.reloader)
+                running.notifier.ready()
                 task_status.started(port_of(listeners))
-                await anext(signals)
+                if await running.server.wait_gone(partial(anext, signals)):
+                    await end_connections(components, running.server, doors, signals)
+                    return False
                 timeouts = components.reloader.config.timeouts
-                notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
+                running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
                 log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, components)
@@ -249,6 +315,7 @@ async def _serve_until_told(
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
+    return True
 
 
 async def _restore_windows(control: Control, relays: Relays | None) -> None:
@@ -304,56 +371,3 @@ class LogSources:
                     worker.id,
                     LogSource(heartbeat.start_id, heartbeat.host, heartbeat.port, worker.unix_socket, shown),
                 )
-
-
-def _announce(context: GatewayContext, listeners: list[socket.socket], file: pathlib.Path | None) -> None:
-    """Log where the gateway listens, and warn of open access where no keys are configured.
-
-    `file` is the file of its configuration.
-    """
-    host, port, auth = context.settings.host, port_of(listeners), context.auth
-    log.info("the gateway listens on %s:%d", host, port)
-    if "*" in context.settings.cors_origins and not auth.has_keys:
-        log.warning(
-            'server_settings.cors_origins is "*" and no keys are configured: ANY PAGE that a browser opens that reaches'
-            " this gateway MAY USE EVERY MODEL. Name the origins of your pages, or give clients keys."
-        )
-    if context.settings.console:
-        address = listeners[0].getsockname()[0]
-        _show_console(context, local_url(address, port, has_tls=context.settings.tls_certificate is not None), file)
-    if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
-        return
-    if not auth.has_keys:
-        log.info(
-            "clients need no key, so they may ask by an address or by %s alone: server_settings.hosts adds names",
-            ", ".join(auth.site.names),
-        )
-        log.warning(
-            "no keys are configured: EVERY CLIENT THAT REACHES %s:%d MAY USE EVERY MODEL. Give each client one in"
-            " [[security.keys]] (`./ichat.pyz key` makes it), or let server_settings.host be 127.0.0.1.",
-            host,
-            port,
-        )
-    if auth.is_bare:
-        log.warning("every client that reaches %s may also read logs and states: see security.admin_key_env", host)
-    if not auth.has_admin_key:
-        log.info("only this user of this machine may change anything: see security.admin_key_env")
-
-
-def _announce_emptiness(reloader: Reloader) -> None:
-    """Log what to do with a gateway that was started without a configuration."""
-    if reloader.path is not None and not os.path.lexists(reloader.path):
-        log.info(
-            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway loads the file"
-            " as soon as it is there",
-            reloader.path,
-        )
-
-
-def _show_console(context: GatewayContext, url: str, file: pathlib.Path | None) -> None:
-    """Print the console's link, with its secret if any, to a terminal; others read a log too, so it gets none."""
-    if not sys.stderr.isatty():
-        place = "" if url == GATEWAY else f" -c {file}" if file and context.settings.port else f" --gateway {url}"
-        log.info("`./ichat.pyz console%s` prints the console's link", place)
-        return
-    log.info("the console: %s", console_link(url, "" if context.auth.has_admin_key else context.auth.secret))

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import trio
 
+from ichat.admin.calls import ControlCalls
 from ichat.admin.config_state import ConfigInForce
 from ichat.admin.events import EventStreams
 from ichat.admin.key_store import KeyStore
@@ -24,6 +25,7 @@ from ichat.fleet.health_checks import HealthChecker
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.registered_servers import Server, read_servers
+from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import MachineMonitor
 from ichat.http.front_door import FrontDoor
@@ -43,8 +45,11 @@ from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
+from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import RecordedRefusals, peer_of
+from ichat.relays.owner_desk import OwnerDesk, RecordedRefusals, peer_of
+from ichat.relays.timers import Timers
+from ichat.relays.values import TrioClock
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -137,8 +142,18 @@ class Components:
     history: History
     events: EventStreams
     reconfiguration: "Reconfiguration"
+    calls: ControlCalls
+    """Those of the control plane that are under way."""
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; not started yet."""
+
+
+def import_parts() -> None:
+    """Import the modules that `build` imports late."""
+    from ichat.admin import app, open_routes, openapi
+    from ichat.supervisor import engine_flags
+
+    del app, open_routes, openapi, engine_flags
 
 
 def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
@@ -194,20 +209,42 @@ def build_data_plane(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
     )  # fmt: skip
-    relays = None
-    if config.server_settings.relays:
-        relays = Relays(
-            hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
-            marks=control.ledger.marks if control.ledger.enabled else None,
-        )  # fmt: skip
-        control.ledger.follow(relays.newest_outcomes, relays.settle)
+    relays = make_relays(config, control, handler, state) if config.server_settings.relays else None
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
         is_proxy=auth.is_proxy,
     )  # fmt: skip
     return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
+
+
+def make_relays(config: Config, control: Control, handler: Gateway, state: StateDirectory) -> Relays:
+    """Make the object for the relays of a gateway, which none has to have."""
+    ledger = control.ledger
+    relays = Relays(
+        handler.context.pool.hub, state.path, config,
+        log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
+        marks=ledger.marks if ledger.enabled else None,
+    )  # fmt: skip
+    ledger.follow(relays.newest_outcomes, relays.settle)
+    return relays
+
+
+def begin_desks(nursery: trio.Nursery, relays: Relays, handler: Gateway, table: WorkerTable) -> None:
+    """Have the requests of relays answered as those of this process are."""
+    timers, clock = Timers(), TrioClock.read(trio.current_time(), time.monotonic_ns())
+    nursery.start_soon(timers.run_forever)
+    places = EarlierPlaces(handler.context, table)
+    relays.desk_of = functools.partial(OwnerDesk, handler=handler, timers=timers, clock=clock, places=places)
+
+
+def inner_door(components: Components) -> FrontDoor[Caller]:
+    """Return a door for the requests that other processes of this gateway forward."""
+    handler, config = components.data.handler, components.reloader.config
+    return FrontDoor(
+        b"gateway", handler.answer, handler.authenticate, components.data.hub, config.limits, config.timeouts, None,
+        handler.refused, more_headers=handler.more_headers, peer_of=peer_of,
+    )  # fmt: skip
 
 
 def _build_operation(
@@ -255,13 +292,14 @@ def _build_operation(
     metrics.others.extend((ledger.families, reloader.families))
     if data.relays is not None:
         metrics.others.append(data.relays.families)
+    calls = ControlCalls()
     shown = [
-        fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas, key_store,
-        metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
+        calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,
+        key_store, metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(
-        control, data, reloader, key_store, checker, history, events, reconfiguration,
+        control, data, reloader, key_store, checker, history, events, reconfiguration, calls,
         functools.partial(serve, make_app({type(one): one for one in shown}), state.control_socket),
     )  # fmt: skip
 

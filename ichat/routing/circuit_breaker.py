@@ -52,6 +52,10 @@ class Circuit:
         """Go on by other settings; counts stay."""
         self.settings = settings
 
+    def restore(self, failures: int, opened: int, open_until: float | None, *, answers: bool) -> None:
+        """Go on with the counts of another process."""
+        self.failures, self.opened, self.open_until, self.answers = failures, opened, open_until, answers
+
     def state(self, now: float) -> State:
         """Return its state."""
         if self.open_until is None or not self.settings.failures_max:

@@ -278,6 +278,13 @@ class Endpoint:
         self.probe_failures = (self.probe_failures or 0) + 1 if failure else 0
         self._set_trouble(self.unavailable_reason, failure if self.probe_failures >= failures_max else "")
 
+    def restore(
+        self, avoid_until: float, unavailable_reason: str, probe_failures: int | None, health_failure: str
+    ) -> None:
+        """Go on with the observations of another process."""
+        self.avoid_until, self.probe_failures = avoid_until, probe_failures
+        self._set_trouble(unavailable_reason, health_failure)
+
     def forget_probes(self) -> None:
         """Forget the results of its health checks."""
         self.probe_failures = None

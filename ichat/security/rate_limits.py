@@ -6,7 +6,7 @@ Purely synchronous.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import attrs
@@ -41,6 +41,20 @@ class Window:
             self._seconds.append(newest)
         newest[1] += count
         self._sum += count
+
+    def ages(self, now: float) -> list[tuple[float, int]]:
+        """Return how many seconds ago each second of the last minute began, with its count."""
+        self.sum(now)
+        return [(now - second, count) for second, count in self._seconds]
+
+    @classmethod
+    def of_ages(cls, ages: Iterable[tuple[float, int]], now: float) -> "Window":
+        """Return a window of another process. A count ends up to a second later than there, and never earlier."""
+        window, counts = cls(), Counter[int]()
+        for age_s, count in ages:
+            counts[math.ceil(now - age_s)] += count
+        window.restore(counts)
+        return window
 
     def restore(self, counts: Counter[int]) -> None:
         """Add the counts of earlier seconds."""
@@ -182,6 +196,9 @@ class Quotas:
             elif one.spending.prices != self._prices:
                 one.spending.reprice(self._prices)
         self.has_periods = any(one.spending is not None for one in self._each())
+
+    def __iter__(self) -> Iterator[Quota]:
+        return iter(self._each())
 
     def _each(self) -> Iterable[Quota]:
         return (self._all, *(quotas[0] for quotas in self._by_key.values()))

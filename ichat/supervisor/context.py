@@ -14,6 +14,7 @@ from ichat.fleet.worker_calls import SLEEP_S, change_engine
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
+from ichat.listeners import Gate
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.obstacles import obstacles_of
 from ichat.protocol.load_story import STARTING
@@ -40,6 +41,10 @@ class SupervisorContext:
     """Called when there is something new that the next gateway should know."""
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
+    gate: Gate = attrs.field(factory=Gate)
+    """Closed while another process may get this gateway: nothing is started, ended or changed then."""
+    is_handed_over: bool = False
+    """Whether another process has the workers now."""
 
     def use(self, config: Config) -> None:
         """Use another configuration from now on."""

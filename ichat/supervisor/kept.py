@@ -27,7 +27,7 @@ class KeptDescriptors:
     """The descriptors of running workers, by the workers and their starts."""
 
     def __init__(self, *, is_shared: bool = True) -> None:
-        """`is_shared` says whether other processes have the same: if none has, `keep` does nothing."""
+        """`is_shared` says whether other processes have the same; if not, only a takeover needs them."""
         self.is_shared = is_shared
         self._of: dict[Start, dict[str, int]] = {}
         self._is_full = False
@@ -48,7 +48,7 @@ class KeptDescriptors:
 
     def keep(self, start: Start, descriptors: Mapping[str, int]) -> None:
         """Keep copies of descriptors until `drop`. Raises OSError if there are no more descriptors."""
-        if not self.is_shared or self._has_no_room(start):
+        if self._has_no_room(start):
             return
         copies: dict[str, int] = {}
         with contextlib.ExitStack() as undo:

@@ -75,6 +75,7 @@ class Loader:
         self._table.changed.add(self._on_worker_change)
         self._balancer.wanted.add(self._on_wanted)
         while True:
+            await self._context.gate.wait_open()
             self._is_due = False
             pause_s = GAP_S
             try:

@@ -14,7 +14,7 @@ from ichat.listeners import wait_any
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, without_gpus
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.life import NoProcess, Starting, Wanted
+from ichat.supervisor.life import Actual, NoProcess, Starting, Wanted
 from ichat.supervisor.orphans import AdoptedProcess
 from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.state import SavedManagedWorker
@@ -37,10 +37,12 @@ class ManagedWorker:
         *,
         is_launched: bool,
         adopted: AdoptedProcess | None = None,
+        states: tuple[Wanted, Actual] | None = None,
     ) -> None:
         """`workers` are all managed workers in the order of their starts, with this worker as soon as it runs.
 
         `is_launched` says that it was launched over the API; `adopted` is a process of it that runs already.
+        `states` are its wanted and its actual state in another process of this gateway.
         """
         self.id = worker_id
         self.spec = spec
@@ -52,11 +54,11 @@ class ManagedWorker:
         self.record: WorkerRecord = context.managed.expect(
             worker_id, [spec.model_name], context.host.socket_of(worker_id)
         )
-        is_cold = adopted is None and self.is_on_demand
-        actual = NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
-        self.life = WorkerLife(
-            context.table, context.managed, self.record, Wanted("cold" if is_cold else "loaded"), actual
-        )
+        is_cold = adopted is None and self.is_on_demand and states is None
+        if states is None:
+            wanted = Wanted("cold" if is_cold else "loaded")
+            states = wanted, NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
+        self.life = WorkerLife(context.table, context.managed, self.record, *states)
         """Its wanted and its actual state. Operators, the loader and reloads change the wanted state."""
         self._describe()
         context.log_store.expect(self.id)
@@ -165,7 +167,9 @@ class ManagedWorker:
             if self._adopted is not None:
                 await self._run_guarded()
             while (action := self.life.next_action()).kind != "leave":
-                if action.kind == "start":
+                if not self._context.gate.is_open:
+                    await self._context.gate.wait_open()
+                elif action.kind == "start":
                     self.life.begin()
                     await self._run_guarded()
                 elif action.kind == "cool":

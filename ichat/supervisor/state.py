@@ -16,7 +16,7 @@ import pathlib
 import stat
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -27,6 +27,7 @@ from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory
 from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
+from ichat.supervisor.life import Actual, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 """Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset((
-    "lock", "secret", "control", "inner", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
+    "lock", "secret", "control", "inner", "takeover", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
 ))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 
@@ -84,6 +85,17 @@ class SavedState:
 
 
 @attrs.frozen
+class HandedWorkers:
+    """The managed workers of another process of this gateway, in place of those in the file."""
+
+    started: Sequence[SavedManagedWorker]
+    states: Mapping[str, tuple[Wanted, Actual]]
+    """The wanted and the actual state of each, by the workers' ids."""
+    restore: Callable[[], None]
+    """Called when all of them are known: gives their records everything else."""
+
+
+@attrs.frozen
 class StateDirectory:
     """Where things are, once `open_state` has it."""
 
@@ -96,6 +108,9 @@ class StateDirectory:
     """The number of this start of a gateway with this directory: a later start has a higher number."""
     secret: str = attrs.field(default="", repr=False)
     """The proof that a request is from the gateway's own user (`ichat/config/own_secret.py`)."""
+
+    lock: int = -1
+    """The descriptor of the locked file `lock`."""
 
     @property
     def control_socket(self) -> str:
@@ -210,7 +225,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
                 " path.",
             )
-        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret)
+        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret, lock)
 
 
 def raise_term(directory: str) -> int:
@@ -228,6 +243,35 @@ def raise_term(directory: str) -> int:
     written.write_text(f"{term}\n", encoding="ascii")
     written.replace(path)
     return term
+
+
+def is_locked(directory: str | None) -> bool:
+    """Return whether a process has a state directory now."""
+    if directory is None:
+        return False
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, LOCK_FILE), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def handed_state(directory: str, log_directory: str | None, lock: int) -> Generator[StateDirectory]:
+    """Use a directory and its lock that another process of this gateway has handed over; own the descriptor.
+
+    Raises Exit 69 if it cannot be used.
+    """
+    try:
+        term, secret = raise_term(directory), keep_secret(directory)
+        logs = log_directory or os.path.join(directory, "logs")
+        yield StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
+    except OSError as error:
+        why = error.strerror or error
+        raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
+    finally:
+        os.close(lock)
 
 
 def _usual_path(settings: ServerSettings) -> str | None:

@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import psutil
@@ -15,15 +14,13 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
-from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
 from ichat.fleet.worker_record import HEALTHY
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
-from ichat.listeners import Listeners
 from ichat.observability.logs.store import LogStore
-from ichat.protocol.messages import Heartbeat, parse_heartbeat
+from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import digest_of
 from ichat.security.redact import shown
@@ -32,18 +29,20 @@ from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.host import LocalHost
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
+from ichat.supervisor.life import Actual, Alive, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker, holders_before
+from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
-from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
+from ichat.supervisor.state import (
+    HandedWorkers,
+    SavedManagedWorker,
+    StateDirectory,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-REMEMBER_S = 1.0
-"""How often heartbeats that change the saved state are written; managed workers are written at once."""
-REMEMBER_SHARE = 0.05
-"""The most of the time that is spent on writing heartbeats."""
 FIND_S = 10.0
 """The limit on the search for processes of an earlier gateway."""
 TRIALS_MAX = 2
@@ -62,16 +61,8 @@ class Supervisor:
         self._registry = fleet.registry
         self._table = fleet.table
         self._load_times = fleet.managed.times
-        self._changed: Listeners[[]] = Listeners()
-        """Called when there may be something to save."""
-        self._urgent: Listeners[[]] = Listeners()
-        """Called when that must be saved at once."""
-        self._is_urgent = False
-        self._written_version = -1
-        self._is_failing = False
         self._is_stopping = False
         self._nursery: trio.Nursery | None = None
-        self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
         self._replaced: dict[str, ManagedWorker] = {}
@@ -79,9 +70,11 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus, kept=kept)
-        self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
+        self._context = SupervisorContext(config, fleet.table, fleet.directory, fleet.managed, host, self._save_soon)
+        self._memory = WorkerMemory(
+            state, fleet, self._workers, self._token, gate=self._context.gate, remember_s=remember_s
         )
+        self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
@@ -91,6 +84,13 @@ class Supervisor:
     def hurry(self) -> None:
         """From now on kill workers rather than wait for them."""
         self._context.hurry.set()
+
+    def _save_soon(self) -> None:
+        self._memory.save_soon()
+
+    def _token(self) -> str:
+        """Return a digest that distinguishes the workers' token from others without revealing it."""
+        return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def stop(self) -> None:
         """Make `run` end every worker that must not outlive the gateway, and return."""
@@ -109,6 +109,8 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
+        if self._handed is not None:
+            known = attrs.evolve(known, started=[*self._handed.started], heard=[])
         self._load_times.restore(known.load_seconds, known.load_phases)
         living = {(one.worker_id, one.stamp) for one in known.started if _lives(one)}
         await self._end_unknown({worker_id for worker_id, _ in living})
@@ -124,16 +126,61 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
+            if self._handed is not None:
+                self._handed.restore()
             self.apply(self._context.config, self.changes(self._context.config))
-            self._table.changed.add(self._changed)
-            self._remember_soon()
-            nursery.start_soon(self._remember_forever)
+            self._table.changed.add(self._memory.changed)
+            self._save_soon()
+            nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
-        with trio.CancelScope(shield=True):
-            await self._remember()
+        if not self._context.is_handed_over:
+            with trio.CancelScope(shield=True):
+                await self._memory.save()
+
+    def expect(self, handed: HandedWorkers) -> None:
+        """Have `run` begin with the workers of another process of this gateway."""
+        self._handed = handed
+
+    @property
+    def workers(self) -> Mapping[str, ManagedWorker]:
+        """All managed workers, by their ids."""
+        return self._workers
+
+    def change_under_way(self) -> str:
+        """Return in a sentence why the workers cannot be handed over now; "" if they can."""
+        if self._replaced:
+            return f"Worker {next(iter(self._replaced))} is being replaced after a reload: try again later."
+        for worker in self._workers.values():
+            actual = worker.life.actual
+            is_changing = isinstance(actual, Changing | Clearing) or (isinstance(actual, Alive) and not worker.pid)
+            is_loading = isinstance(actual, Alive) and worker.record.load is not None
+            if is_changing or is_loading or worker.is_leaving:
+                doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
+                return f"Worker {worker.id} is being {doing}: try again later."
+        return ""
+
+    async def freeze(self) -> None:
+        """Start, change and end nothing from now on, and save the state. Raises OSError if it cannot be saved."""
+        self._context.gate.close()
+        await self._memory.save()
+        if self._memory.has_failed:
+            raise OSError(f"{self._state.path} cannot be written")
+
+    async def read_on(self) -> None:
+        """Read the outputs of all workers again, after others might have done so."""
+        await self._context.host.restore({(one.id, one.saved().stamp) for one in self._workers.values()})
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._context.gate.open()
+
+    def hand_over(self) -> None:
+        """Have `run` return, and leave all workers to another process."""
+        self._context.is_handed_over = True
+        self.stop()
 
     async def _end_unknown(self, known: Collection[str]) -> None:
         """Kill processes that an earlier gateway with this state directory has left of workers other than these."""
@@ -157,13 +204,17 @@ class Supervisor:
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
-            adopted = _adopt(one)
+            adopted, states = _adopt(one), None if self._handed is None else self._handed.states.get(one.worker_id)
             if adopted is None:
-                if spec is not None and one.is_launched:
+                if spec is not None and states is not None:
+                    self._start(one.worker_id, spec, is_launched=one.is_launched, states=_without_process(states))
+                elif spec is not None and one.is_launched:
                     self._start(one.worker_id, spec, is_launched=True)
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
-            worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted)
+            worker = self._start(
+                one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted, states=states
+            )
             if spec is None:
                 self._remove_soon(worker, 0.0)
             elif spec.on_gateway_exit == "keep" or self._context.host.may_stay((one.worker_id, one.stamp)):
@@ -173,12 +224,18 @@ class Supervisor:
                 worker.restart(spec)  # which makes it cold if it is loaded on demand
 
     def _start(
-        self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool, adopted: AdoptedProcess | None = None
+        self,
+        worker_id: str,
+        spec: ManagedWorkerConfig,
+        *,
+        is_launched: bool,
+        adopted: AdoptedProcess | None = None,
+        states: tuple[Wanted, Actual] | None = None,
     ) -> ManagedWorker:
         worker = self._workers[worker_id] = ManagedWorker(
-            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted
+            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted, states=states
         )
-        self._remember_soon()
+        self._save_soon()
         self.loader.review()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
@@ -228,7 +285,7 @@ class Supervisor:
             await worker.remove(drain_s)
             if self._workers.get(worker.id) is worker:
                 del self._workers[worker.id]
-            self._remember_soon()
+            self._save_soon()
             self.loader.review()
             done.set()
 
@@ -296,72 +353,19 @@ class Supervisor:
         if self._replaced.get(old.id) is new:
             del self._replaced[old.id]
 
-    def _token(self) -> str:
-        """Return a digest that distinguishes the workers' token from others without revealing it."""
-        return digest_of(b"known " + token_of(self._context.config).encode()).hex()
-
-    def _remember_soon(self) -> None:
-        self._is_urgent = True
-        self._changed()
-        self._urgent()
-
-    async def _remember_forever(self) -> None:
-        """Save changes: at once for managed workers, at most every `remember_s` for others.
-
-        Thousands are saved less often, since saving them needs time.
-        """
-        while True:
-            while not self._is_urgent and self._table.version == self._written_version:
-                await self._changed.wait()
-            began_at = time.perf_counter()
-            await self._remember()
-            took_s = time.perf_counter() - began_at
-            with trio.move_on_after(max(self._remember_s, took_s / REMEMBER_SHARE)):
-                if self._is_failing:
-                    await trio.sleep_forever()
-                while not self._is_urgent:
-                    await self._urgent.wait()
-
-    async def _remember(self) -> None:
-        """Save the state for the next gateway."""
-        self._is_urgent, self._written_version = False, self._table.version
-        now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started = [one.saved() for one in self._workers.values()]
-        load_seconds, load_phases = self._load_times.saved()
-
-        def save() -> None:
-            heard = [
-                SavedRemoteWorker(saved_form(heartbeat, args), now - age_s, token)
-                for heartbeat, age_s, args in heartbeats
-            ]
-            kept = [one for one in started if one.is_launched or one.pid]
-            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds, load_phases=load_phases))
-
-        try:
-            await trio.to_thread.run_sync(save)
-        except Exception as error:  # no worker may be affected by any error here
-            if not self._is_failing:
-                log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error)
-            self._is_failing = True
-            self._remember_soon()
-        else:
-            self._is_failing = False
-
-
-def saved_form(heartbeat: Heartbeat, args: PackedArgs | None) -> dict[str, Any]:
-    """Return a heartbeat as JSON can hold it, without parts that are empty by default."""
-    known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
-    known["models"] = [attrs.asdict(model) for model in heartbeat.models]
-    known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
-    known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
-    known["args"] = args.unpack() if args is not None else None
-    return {name: value for name, value in known.items() if value or name == "model_name"}
-
 
 def _lives(one: SavedManagedWorker) -> bool:
     with contextlib.suppress(OSError):
         return bool(one.stamp) and process_identity(one.pid) == one.stamp
     return False
+
+
+def _without_process(states: tuple[Wanted, Actual]) -> tuple[Wanted, NoProcess]:
+    """Return the states of a worker without its process, if it had any."""
+    wanted, actual = states
+    if isinstance(actual, NoProcess):
+        return wanted, actual
+    return wanted, NoProcess(actual.run, "cold" if wanted.state == "cold" else "new", actual.failures)
 
 
 def _adopt(one: SavedManagedWorker) -> AdoptedProcess | None:

@@ -144,6 +144,10 @@ class WorkerLife:
         """Note that the engine has not gone to sleep, or has not woken."""
         self.failed_change = to
 
+    def note_failed_change(self, to: str) -> None:
+        """Note the change of the engine that has failed in another process of this gateway."""
+        self.failed_change = "asleep" if to == "asleep" else "ready" if to == "ready" else ""
+
     def hold(self, process: HostProcess | None) -> None:
         """Note the process of the newest start; None: nothing is left of it."""
         self.process = process

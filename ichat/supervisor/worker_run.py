@@ -63,7 +63,9 @@ class WorkerRun:
             is_cancelled = trio.current_effective_deadline() == -math.inf
             is_cut = is_watched and is_cancelled and not life.must_end
             with trio.CancelScope(shield=True):
-                if is_cut and process.spec.on_gateway_exit == "keep" and not process.has_ended:
+                if context.is_handed_over:
+                    log.info("worker %s goes on with another process of this gateway", worker.id)
+                elif is_cut and process.spec.on_gateway_exit == "keep" and not process.has_ended:
                     log.info("worker %s goes on without the gateway: the next gateway adopts it", worker.id)
                 else:
                     await process.end(context.config.timeouts.stop_s, context.hurry)
@@ -88,13 +90,16 @@ class WorkerRun:
             why = await self._context.wait_for_failure(self._worker, self._process, progress)
 
         await wait_any(self._process.wait, self._change_as_wanted, fail)
+        await self._context.gate.wait_open()
         return why
 
     async def _change_as_wanted(self) -> None:
         """Put the engine to sleep and wake it as is wanted, until the process must end."""
         life = self._life
         while (action := life.next_action()).kind != "end":
-            if action.kind == "sleep":
+            if not self._context.gate.is_open:
+                await self._context.gate.wait_open()
+            elif action.kind == "sleep":
                 await self._change("asleep")
             elif action.kind == "wake":
                 await self._change("ready")

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 STDERR = 2
 THREADS_MAX = 4
 """The most threads that wait for the disk: this many write logs, and this many read them for streams."""
+DETACH_S = 0.5
+"""How long the rest of all outputs is read before another process reads on."""
 LOOK_SHARE = 0.05
 """The most of the time that is spent on looking for workers to follow, of which there may be thousands."""
 
@@ -205,6 +207,12 @@ class LogStore:
                 with trio.move_on_after(self._times.look_s):
                     while self._seen is not None:
                         await self._woken.wait()
+
+    def detach_all(self) -> None:
+        """Write the rest, and read no output any more, within `DETACH_S`: another process reads on."""
+        deadline = time.monotonic() + DETACH_S
+        for worker_log in self._logs.values():
+            worker_log.detach(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Write what there is, and end everything, within 2 * `close_s`; the streams as well."""

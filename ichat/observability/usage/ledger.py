@@ -16,7 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
-from ichat.listeners import Listeners
+from ichat.listeners import Gate, Listeners
 from ichat.observability.prometheus_families import family
 from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.earlier_use import tokens_by_model
@@ -89,6 +89,8 @@ class Ledger:
         self._limiter = trio.CapacityLimiter(1)
         self._reading = trio.Lock()
         """Held by a reader, so that a write waits for a single reader at most."""
+        self._gate = Gate()
+        """Closed while another process may open the file."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
         self._woken: Listeners[[]] = Listeners()
@@ -181,6 +183,7 @@ class Ledger:
                 while self.storage == OK and not self.rows_pending and not self._may_tell_limits():
                     await self._woken.wait()
                 await trio.sleep(self._settings.flush_s)
+                await self._gate.wait_open()
                 async with self._lock:
                     await self._flush()
                 if self._may_tell_limits():
@@ -226,6 +229,7 @@ class Ledger:
         found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
         with trio.move_on_after(READ_S):
+            await self._gate.wait_open()
             async with self._reading, self._lock:
                 try:
                     found = [await self._in_thread(self._store.read, one, groups_max) for one in questions]
@@ -331,7 +335,24 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             self._fail(f"{self._store.path} cannot be written: {_why(error)}")
 
+    async def freeze(self) -> None:
+        """Write everything, and leave the file to another process until `thaw`. Raises OSError if that cannot be."""
+        self._gate.close()
+        if not self.enabled:
+            return
+        async with self._reading, self._lock:
+            await self._flush(is_last=True)
+            if self.storage != OK:
+                raise OSError(self.storage)
+            await self._in_thread(self._store.close)
+
+    def thaw(self) -> None:
+        """Use the file again."""
+        self._gate.open()
+
     async def _close(self) -> None:
+        if not self._gate.is_open:
+            return
         with trio.move_on_after(CLOSE_S, shield=True):
             async with self._lock:
                 await self._flush(is_last=True)

@@ -129,9 +129,10 @@ def test_the_number_of_starts_is_bounded(pipes, caplog):
     owner.close()
 
 
-def test_without_relays_nothing_is_kept(pipes):
-    """A gateway of a single process needs no further descriptor."""
+def test_without_relays_a_takeover_gets_the_descriptors(pipes):
+    """A gateway of a single process keeps them too: another process may get its workers."""
     owner = KeptDescriptors(is_shared=False)
-    before = descriptors_open() + 2
     owner.keep(START, {"output": pipes.make()[0]})
-    assert (owner.starts, descriptors_open()) == ([], before)
+    ((message, descriptors),) = owner.messages()
+    assert (message["kind"], len(descriptors)) == ("keep", 1)
+    owner.close()

@@ -1,0 +1,382 @@
+"""The parts of a gateway during a takeover: how they become quiet, and how both processes use them."""
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import attrs
+import cattrs
+import trio
+from cattrs.errors import BaseValidationError
+
+from ichat import __version__, errors
+from ichat.config.own_secret import directory_for
+from ichat.config.schema import Config, Timeouts
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.fleet.packed_args import ArgsPacker
+from ichat.fleet.saved_records import record_of, restore_record
+from ichat.http.front_door import FrontDoor
+from ichat.http.heads import RequestHead
+from ichat.http.leaving import Retirement
+from ichat.http.listeners import address_name, adopt_listeners, close_all, open_unix_listener
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.listeners import Listeners
+from ichat.relays.forwarding import InnerSocket
+from ichat.roles.gateway_components import (
+    Components,
+    begin_desks,
+    import_parts,
+    inner_door,
+    make_relays,
+)  # fmt: skip
+from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Caller
+from ichat.service_manager import Notifier
+from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory
+from ichat.takeover.getting import Received, Takeover, ask_for_gateway
+from ichat.takeover.giving import CannotFreezeError, Handed, TakeoverServer
+from ichat.takeover.snapshot import (
+    Snapshot,
+    endpoint_of,
+    life_of,
+    names_of_external,
+    quota_of,
+    restore_endpoint,
+    restore_quota,
+    states_in,
+)
+
+log = logging.getLogger(__name__)
+
+
+class NewOwner:
+    """The new process: it may need a moment until it answers; see `OwnersAbsence`."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.since: float | None = None
+        self.changed: Listeners[[]] = Listeners()
+
+    def __repr__(self) -> str:
+        return "<NewOwner>"
+
+    async def wait_until_back(self, deadline: float) -> None:
+        """Do not wait: an attempt shows whether it is there."""
+
+
+class GatewayGiver:
+    """A gateway that can be handed over; see `takeover.giving.Giver`."""
+
+    def __init__(
+        self, components: Components, state: StateDirectory, listeners: list[socket.socket], notifier: Notifier
+    ) -> None:
+        self.components = components
+        self.state = state
+        self.relays = [] if components.data.relays is None else [components.data.relays]
+        """Those of this process, and those that an old process has left to end here."""
+        self._listeners = listeners
+        self._notifier = notifier
+        self._holding = trio.CancelScope()
+        self._is_frozen = False
+        self._inner = InnerSocket(
+            components.data.context.pool, state.inner_socket, NewOwner(components.data.context.timeouts)
+        )
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<GatewayGiver{', frozen' if self._is_frozen else ''}>"
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Keep the tasks of a freeze; cancelled with the gateway."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def busy(self) -> str:
+        """Return in a sentence why this gateway cannot be handed over now; "" if it can."""
+        if os.getpid() == 1:
+            return (
+                "The running gateway is process 1 of a container, which ends with that process: stop the container,"
+                " and start another."
+            )
+        if not self.state.is_kept or not os.path.exists(os.path.join(self.state.path, "lock")):
+            return "The running gateway keeps no state: stop it, and start this program."
+        if self.components.reloader.is_changing:
+            return "The configuration or a key of the running gateway is being changed: try again later."
+        return self.components.control.supervisor.change_under_way()
+
+    async def freeze(self) -> Handed:
+        """Become quiet: requests, heartbeats and calls wait, and all files are written. Raises CannotFreezeError."""
+        control, data = self.components.control, self.components.data
+        assert self._nursery is not None
+        self._is_frozen = True
+        self.components.calls.gate.close()
+        data.door.use_answers(self._answer_later, data.handler.authenticate)
+        self._holding = await self._nursery.start(self._hold_configuration)
+        for relays in self.relays:
+            relays.freeze()
+        await self.components.calls.wait_quiet()
+        if why := control.supervisor.change_under_way():
+            raise CannotFreezeError(why)
+        try:
+            await control.supervisor.freeze()
+            await control.ledger.freeze()
+            await data.access.flush()
+        except OSError as error:
+            raise CannotFreezeError(f"The running gateway cannot write its state: {error}.") from error
+        more = [*control.kept.messages()]
+        return Handed(self._snapshot().to_json(), self._about(), [self.state.lock, *self._descriptors()], more)
+
+    async def _hold_configuration(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        """Let nothing change the configuration or the keys until cancelled."""
+        with trio.CancelScope() as scope:
+            async with self.components.reloader.lock:
+                task_status.started(scope)
+                await trio.sleep_forever()
+
+    def thaw(self) -> None:
+        """Go on."""
+        if self._is_frozen:
+            self._is_frozen = False
+            self._holding.cancel()
+            self.components.control.ledger.thaw()
+            self.components.control.supervisor.thaw()
+            for relays in self.relays:
+                relays.thaw()
+            data = self.components.data
+            data.door.use_answers(data.handler.answer, data.handler.authenticate)
+            self.components.calls.gate.open()
+
+    def let_go(self) -> None:
+        """Stop reading the outputs of workers."""
+        self.components.control.log_store.detach_all()
+
+    def hold_on(self) -> None:
+        """Read on."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self.components.control.supervisor.read_on)
+
+    def follow(self, new_pid: int) -> None:
+        """Have the new process decide: waiting and further requests are forwarded to it."""
+        self._notifier.follow(new_pid)
+        for relays in self.relays:
+            relays.hand_over()
+        data = self.components.data
+        data.door.use_answers(self._forward, _admit_all)
+        self.components.calls.is_handed_over = True
+        self.components.calls.gate.open()
+        self.components.control.supervisor.hand_over()
+        self.components.control.fleet.table.trust_all()  # this process hears no more heartbeats
+
+    def retirement(self) -> Retirement:
+        """Return how this process ends its connections."""
+        requests = self.components.data.handler.in_flight
+        overdue = functools.partial(requests.end_all, errors.draining)
+        return Retirement(total_s=self.components.data.context.timeouts.takeover_s, overdue=overdue)
+
+    # Requests.
+
+    async def _answer_later(self, request: Request, client: Client, caller: Caller) -> None:
+        """Answer a request when it is known which process does so. Raises ApiError if nothing has been sent."""
+        await self.components.calls.gate.wait_open()
+        await self.components.data.door.answer(request, client, caller)
+
+    async def _forward(self, request: Request, client: Client, _caller: Caller) -> None:
+        """Have the new process answer a request. Raises ApiError if nothing has been sent."""
+        await self._inner.forward(request, client)
+
+    # The snapshot.
+
+    def _snapshot(self) -> Snapshot:
+        control, now = self.components.control, trio.current_time()
+        table, workers = control.fleet.table, control.supervisor.workers.values()
+        lives = [life_of(one.id, one.life.wanted, one.life.actual, one.life.failed_change, now) for one in workers]
+        return Snapshot(
+            [record_of(worker, now) for worker in table],
+            [endpoint_of(name, endpoint, now) for name, endpoint in _endpoints(self.components).items()],
+            [quota_of(quota, now) for quota in control.quotas],
+            lives,
+            [attrs.asdict(one.saved()) for one in workers],
+        )
+
+    def _about(self) -> Mapping[str, Any]:
+        settings = self.components.data.context.settings
+        return {
+            "address": address_name(settings.host, settings.port),
+            "listeners": len(self._descriptors()),
+            "has_relays": bool(self.relays),
+        }
+
+    def _descriptors(self) -> list[int]:
+        return [listener.fileno() for listener in self._listeners]
+
+
+def _admit_all(_head: RequestHead, _peer: str) -> Any:
+    """Identify no client: the new process does."""
+
+
+def _endpoints(components: Components) -> dict[str, Endpoint]:
+    """Return all endpoints, by names that both processes give them."""
+    fleet = components.control.fleet
+    of_workers = {f"worker {worker.id}": fleet.table.endpoint_of(worker) for worker in fleet.table}
+    found = {name: endpoint for name, endpoint in of_workers.items() if endpoint is not None}
+    return {**found, **names_of_external(fleet.directory.external)}
+
+
+class HandedGateway:
+    """Everything that this process has got of the old process."""
+
+    def __init__(self, received: Received, config: Config) -> None:
+        """Raises ValueError for a snapshot of another form."""
+        self._snapshot = Snapshot.from_json(received.snapshot)
+        self._about, self._more = received.about, received.more
+        self.lock, *rest = received.descriptors
+        settings = config.server_settings
+        count = received.about.get("listeners")
+        listeners = adopt_listeners(rest[: count if isinstance(count, int) else 0])
+        self.listeners: list[socket.socket] = []
+        """Those of the configured address; empty if the old process has listened elsewhere."""
+        if received.about.get("address") == address_name(settings.host, settings.port):
+            self.listeners = listeners
+        else:
+            close_all(listeners)
+
+    def __repr__(self) -> str:
+        return f"<HandedGateway {len(self._snapshot.workers)} workers>"
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether the old process leaves relays."""
+        return self._about.get("has_relays") is True
+
+    async def begin(self, components: Components, takeover: Takeover) -> list[socket.socket]:
+        """Restore everything in the parts of this gateway, and return the listeners when this process decides.
+
+        Raises Exit 69 if it never will.
+        """
+        self.put_into(components)
+        await takeover.begin()
+        log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
+        return self.listeners
+
+    def put_into(self, components: Components) -> None:
+        """Restore everything that the old process knew in the parts of this gateway; none of them runs yet."""
+        control, now = components.control, trio.current_time()
+        for saved in self._snapshot.quotas:
+            quota = next((one for one in control.quotas if one.name == saved.name), None)
+            if quota is not None:
+                restore_quota(saved, quota, now)
+        for message, descriptors in self._more:
+            with contextlib.suppress(ValueError):
+                control.kept.receive(message, descriptors)
+        packer = ArgsPacker()
+        for record in self._snapshot.workers:
+            if not record.managed:
+                restore_record(record, control.fleet.table, packer)
+        started = [*self._started()]
+        states = {life.worker_id: states_in(life, now) for life in self._snapshot.lives}
+        restore = functools.partial(self._restore, components, packer)
+        control.supervisor.expect(HandedWorkers(started, states, restore))
+        self._put_endpoints(components)
+
+    def _started(self) -> Iterator[SavedManagedWorker]:
+        for one in self._snapshot.started:
+            with contextlib.suppress(BaseValidationError):
+                yield cattrs.structure(one, SavedManagedWorker)
+
+    def _restore(self, components: Components, packer: ArgsPacker) -> None:
+        """Complete the records of managed workers."""
+        failed = {life.worker_id: life.failed_change for life in self._snapshot.lives}
+        for record in self._snapshot.workers:
+            if record.managed:
+                restore_record(record, components.control.fleet.table, packer)
+        for worker in components.control.supervisor.workers.values():
+            worker.life.note_failed_change(failed.get(worker.id, ""))
+        self._put_endpoints(components)
+
+    def _put_endpoints(self, components: Components) -> None:
+        now, endpoints = trio.current_time(), _endpoints(components)
+        for saved in self._snapshot.endpoints:
+            if (endpoint := endpoints.get(saved.id)) is not None:
+                restore_endpoint(saved, endpoint, now)
+
+
+def handed_by(takeover: Takeover | None, config: Config) -> HandedGateway | None:
+    """Return the gateway that was handed over, if any was. Raises Exit 69."""
+    if takeover is None or takeover.received is None:
+        return None
+    try:
+        return HandedGateway(takeover.received, config)
+    except ValueError as error:
+        raise Exit(EXIT_UNAVAILABLE, str(error)) from error
+
+
+async def ask(config: Config, stack: contextlib.ExitStack) -> Takeover | None:
+    """Ask the running gateway to hand over; None if there is none. Raises Exit: 64, 69."""
+    directory = directory_for(config.server_settings)
+    if directory is None:
+        raise Exit(EXIT_USAGE, "A takeover finds the gateway by server_settings.state_directory, or by the port.")
+    import_parts()  # now, while nothing waits for this process
+    takeover = await ask_for_gateway(directory, __version__)
+    if takeover is not None:
+        stack.callback(takeover.close)
+    return takeover
+
+
+async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
+    """Answer the requests that the old process still gets, and its relays, until they have ended."""
+    async with trio.open_nursery() as nursery:
+        if giver.components.data.relays is None:
+            door = inner_door(giver.components)
+            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
+            if handed is not None and handed.has_relays:
+                await _end_relays(giver)
+        await takeover.wait_for_old_end()
+        log.info("the old process has ended")
+        nursery.cancel_scope.cancel()
+
+
+async def _end_relays(giver: GatewayGiver) -> None:
+    """Adopt the relays of the old process, and have them retire: this process accepts connections itself."""
+    components = giver.components
+    config, handler = components.reloader.config, components.data.handler
+    relays = make_relays(config, components.control, handler, giver.state)
+    async with trio.open_nursery() as nursery:
+        begin_desks(nursery, relays, handler, components.control.fleet.table)
+        close_all(await relays.find())
+        giver.relays.append(relays)
+        await nursery.start(relays.run, [])
+        try:
+            await relays.open_to_end()
+        finally:
+            giver.relays.remove(relays)
+            relays.kill_all()
+        nursery.cancel_scope.cancel()
+
+
+async def end_connections(
+    components: Components,
+    server: TakeoverServer[GatewayGiver],
+    doors: trio.Nursery,
+    signals: AsyncIterator[int],
+) -> None:
+    """End the connections of this process, now that another process has its gateway."""
+    door = components.data.door
+    giver = server.giver
+    giver.follow(server.new_pid)
+    components.control.log_store.close_streams()
+    components.events.close()
+    doors.start_soon(_hurry_at_signal, signals, door)
+    await door.retire(giver.retirement())
+    log.info("this process has no connection any more, and ends")
+    doors.cancel_scope.cancel()
+
+
+async def _hurry_at_signal(signals: AsyncIterator[int], door: FrontDoor[Caller]) -> None:
+    await anext(signals)
+    door.hurry()

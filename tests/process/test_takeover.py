@@ -1,0 +1,106 @@
+"""A takeover with real processes: requests wait and are answered, streams go on, and one process has the gateway."""
+
+import http.client
+import json
+import threading
+
+import pytest
+from support.deployments import free_port, worker
+from support.programs import ichat
+
+LOGS = '[logs]\naccess_log = ""\n'
+ASK = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+EVENTS = 40
+STREAM = json.dumps({"model": "m", "messages": [], "stream": True, "events": EVENTS, "gap_s": 0.1})
+JSON = {"content-type": "application/json"}
+
+
+class Load:
+    """Short requests on kept and on fresh connections, and streams, until it ends."""
+
+    def __init__(self, port, context=None):
+        self._port, self._context = port, context
+        self.failures, self.answered, self.streamed = [], 0, 0
+        self._end = threading.Event()
+        calls = [(self._ask_forever, (True,)), (self._ask_forever, (False,)), *[(self._stream_forever, ())] * 3]
+        self._threads = [threading.Thread(target=call, args=args) for call, args in calls]
+        for thread in self._threads:
+            thread.start()
+
+    def _connect(self):
+        if self._context is not None:
+            return http.client.HTTPSConnection("127.0.0.1", self._port, timeout=60, context=self._context)
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+
+    def _ask_forever(self, is_kept):
+        connection = self._connect()
+        while not self._end.is_set():
+            try:
+                connection.request("POST", "/v1/chat/completions", ASK, JSON)
+                answer = connection.getresponse()
+                text = answer.read()
+            except (http.client.HTTPException, OSError) as error:
+                self.failures.append(error)
+                connection.close()
+                continue
+            self.answered += 1
+            if answer.status != 200:
+                self.failures.append((answer.status, text))
+            if not is_kept:
+                connection.close()
+        connection.close()
+
+    def _stream_forever(self):
+        while not self._end.is_set():
+            connection = self._connect()
+            try:
+                connection.request("POST", "/v1/chat/completions", STREAM, JSON)
+                text = connection.getresponse().read().decode()
+            except (http.client.HTTPException, OSError) as error:
+                self.failures.append(error)
+            else:
+                if text.count("delta") != EVENTS or not text.endswith("data: [DONE]\n\n"):
+                    self.failures.append(text)
+                self.streamed += 1
+            connection.close()
+
+    def end(self):
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        return self.failures
+
+
+def takeover(start, path):
+    return start(ichat("gateway", "-c", str(path), "--takeover"))
+
+
+def change(path, before, after):
+    """Change the configuration for the next process."""
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize(("old_relays", "new_relays"), [(0, 0), (0, 2), (2, 0), (2, 2)])
+def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
+    gateway, start, tmp_path, old_relays, new_relays
+):
+    """No request is refused, no stream breaks, the worker stays, and the old process ends."""
+    port = free_port()
+    old = gateway(worker() + LOGS, port=port, settings=f"relays = {old_relays}\n").wait_until_ready("m-0")
+    pid = old.get("/v1/admin/workers/m-0")[1]["pid"]
+    load = Load(port)
+    try:
+        old.until(lambda: load.answered > 20)
+        change(tmp_path / "ichat.toml", f"relays = {old_relays}", f"relays = {new_relays}")
+        new = takeover(start, tmp_path / "ichat.toml").wait_for_port()
+        before = load.answered, load.streamed
+        new.until(lambda: load.answered > before[0] + 20 and load.streamed > before[1] + 3)
+        old.until(lambda: old.process.poll() is not None)
+    finally:
+        failures = load.end()
+    assert failures == []
+    assert old.process.returncode == 0
+    shown = new.get("/v1/admin/workers/m-0")[1]
+    assert (shown["pid"], shown["state"], shown["restarts"]) == (pid, "ready", 0)
