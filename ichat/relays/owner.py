@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import trio
 from prometheus_client import Metric
@@ -40,6 +40,7 @@ from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
+from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +66,14 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        kept: KeptDescriptors,
         term: int = 1,
         marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request. `marks` returns
-        those of the ledger; without a ledger each pulse settles all outcomes.
+        `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
+        open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
         self._has_ledger = marks is not None
         self._hub = hub
@@ -79,6 +81,8 @@ class Relays:
         self._log_format = log_format
         self.term = term
         self._recorded = recorded
+        self._kept = kept
+        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
@@ -117,7 +121,10 @@ class Relays:
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
-        return await self.adopting.find(self.term, self._address)
+        listeners = await self.adopting.find(self.term, self._address)
+        for relay in self.adopting.found:
+            relay.give_kept(self._kept)
+        return listeners
 
     async def run(
         self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -132,6 +139,7 @@ class Relays:
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
+                    self._pass_all(relay)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
@@ -209,6 +217,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
+        self._pass_all(relay)
         self._begin_talk(relay, frames)
         return relay
 
@@ -229,6 +238,16 @@ class Relays:
 
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
+
+    def _pass_all(self, relay: RelayAtOwner) -> None:
+        """Have a relay hold open everything that others do; it may have some of that already."""
+        for message, descriptors in self._kept.messages():
+            relay.pass_on(message, descriptors)
+
+    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Have all relays hold descriptors open, or close them."""
+        for relay in self.relays.values():
+            relay.pass_on(message, descriptors)
 
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""

@@ -5,8 +5,8 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -154,6 +154,19 @@ class RelayAtOwner:
     def hand_over(self, kind: str, sockets: Sequence[socket.socket], address: str = "") -> None:
         """Send the relay descriptors, which stay open here. Raises OSError."""
         send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
+
+    def pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Send the relay descriptors, which stay open here, to hold open for workers; kill a relay that does not read.
+
+        Otherwise some relays would have a worker's descriptors, and others would not.
+        """
+        if self.state != "gone":
+            try:
+                send_descriptors(self._descriptors, message, descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it has ended, which others notice
+            except OSError as error:
+                self.kill(f"it accepts no descriptors: {error.strerror or error}")
 
     def close(self) -> None:
         """Close the connection, and wake all that wait for something of it: the process has ended."""
