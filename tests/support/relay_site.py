@@ -136,6 +136,8 @@ class Result:
     is_whole: bool = False
     events: int = 0
     code: str = ""
+    is_last: bool = False
+    """Whether its connection ends with it."""
     digest: str = ""
     """Of the text that its upstream has got."""
     began_at: float = attrs.field(factory=time.monotonic)
@@ -229,7 +231,7 @@ class Load:
                 if connections[lane] is not None:
                     result.port = _port_of(connections[lane])
                     await ask(connections[lane], {"model": "m"}, result)
-                    if not result.is_whole:
+                    if not result.is_whole or result.is_last:
                         await trio.aclose_forcefully(connections[lane])
                         connections[lane] = None
         finally:
@@ -281,6 +283,7 @@ async def ask(stream, body, result, key=""):
             return
         result.status = int(head.split()[1])
         result.is_whole = True
+        result.is_last = b"\r\nconnection: close" in head.lower()
         answer = json.loads(rest)
         result.digest = answer.get("digest", "")
         if result.status != 200:
