@@ -26,7 +26,15 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, kill_faulty, start_relay
+from ichat.relays.relay_at_owner import (
+    RelayAtOwner,
+    RelayDesk,
+    RelayState,
+    RelayView,
+    kill_faulty,
+    send_pulses,
+    start_relay,
+)
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -386,24 +394,13 @@ class Relays:
             due_at = trio.current_time() + PULSE_S
             await trio.sleep_until(due_at)
             now = trio.current_time()
-            relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
             if now - due_at > LATE_S or self._is_frozen:
                 for relay in self.relays.values():
                     relay.heard_at = now
-            peers = [one for one in relays if one.is_peer(now)] or relays
-            for relay in relays:
-                self._send_pulse(relay, peers)
+            send_pulses(self.relays.values(), now)
             kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
-
-    def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of those that accept connections and were heard lately."""
-        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
-        relay.send(Note("pulse", 0, {
-            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections <= min(connections),
-        }))  # fmt: skip
-        if not self._has_ledger:
-            relay.settle(relay.talk.counted)
+            if not self._has_ledger:
+                self.settle(self.newest_outcomes())
 
     def newest_outcomes(self) -> Marks:
         """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""

@@ -186,6 +186,18 @@ class RelayAtOwner:
                 self.process.kill()
 
 
+def send_pulses(relays: Iterable[RelayAtOwner], now: float) -> None:
+    """Send each relay the means of those that accept connections and were heard lately."""
+    running = [one for one in relays if one.state in ("accepting", "retiring")]
+    peers = [one for one in running if one.is_peer(now)] or running
+    connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
+    for relay in running:
+        relay.send(Note("pulse", 0, {
+            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
+            "is_fewest": relay.connections <= min(connections),
+        }))  # fmt: skip
+
+
 def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
     """Kill the relays that do not read, do not begin, or were silent for this time."""
     for relay in relays:

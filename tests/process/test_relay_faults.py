@@ -6,8 +6,10 @@ Each row of the table is a fault under streams, short requests on new and on kep
 import signal
 import ssl
 import time
+from collections.abc import Callable
 
 import attrs
+import psutil
 import pytest
 import trio
 import trustme
@@ -17,6 +19,7 @@ from support.relay_site import Load, Result, ask, site_of, stop_and_list
 
 SILENT_S = 2.0
 RELAYS = 2
+OWNER_WAIT_S, OWNERLESS_S, EARLY_S = 1.0, 3.0, 1.0
 GAP_S = 0.02
 STREAMS, REQUESTS_S, TIMES = 200, 50, 10
 """Of the slow runs."""
@@ -28,6 +31,10 @@ class Hurt:
 
     ports: set = attrs.field(factory=set)
     began_at: float = attrs.field(factory=time.monotonic)
+    may_fail: Callable[[Result], bool] = lambda result: False
+    """Whether another request may have this result."""
+    is_over: bool = False
+    """Whether there is no gateway any more."""
 
 
 async def relay_killed(site, load):
@@ -63,7 +70,95 @@ async def all_relays_killed(site, load):
     return hurt
 
 
-ROWS = (relay_killed, relay_stopped, all_relays_killed)
+async def owner_killed(site, load):
+    """SIGKILL for the process that decides, which is started again: requests wait, and nothing breaks."""
+    relays = {one.pid for one in site.relays().values()}
+    hurt = Hurt()
+    await site.kill_owner()
+    before = len(load.results)
+    await until(lambda: len(load.results) > before + 3)
+    await site.start_owner()
+    await load.more(5)
+    assert {one.pid for one in site.relays().values()} == relays
+    return hurt
+
+
+async def owner_and_relay_killed(site, load):
+    """SIGKILL for the process that decides and one of its relays: that relay's connections break, and it is back."""
+    victim = site.relays()[1]
+    hurt = Hurt(stop_and_list(victim))
+    await site.kill_owner()
+    victim.send_signal(signal.SIGKILL)
+    await site.start_owner()
+    await until(lambda: site.starts(1) >= 1)
+    return hurt
+
+
+async def owner_lost(site, load):
+    """SIGKILL for the process that decides, for good: 503 after `owner_wait_s`; the port closes; streams go on."""
+    hurt = Hurt(is_over=True)
+    ends_at = hurt.began_at + OWNERLESS_S
+
+    def may_fail(result):
+        waited = result.began_at + result.took_s - max(result.began_at, hurt.began_at)
+        is_refused = (result.status, result.code) == (503, "owner_away") and waited > OWNER_WAIT_S / 2
+        return is_refused or (result.status == 0 and result.began_at + result.took_s > ends_at - EARLY_S)
+
+    hurt.may_fail = may_fail
+    await site.kill_owner()
+    await until(lambda: any(one.code == "owner_away" for one in load.failed))
+    await until(lambda: any(one.port == 0 for one in load.failed))
+    assert not any(one.is_whole or one.code for one in load.streams)
+    return hurt
+
+
+async def owner_stopped(site, load):
+    """SIGSTOP for the process that decides, for longer than a relay may be silent: requests wait, none is killed."""
+    relays = {one.pid for one in site.relays().values()}
+    hurt = Hurt()
+    site.program.process.send_signal(signal.SIGSTOP)
+    await until(lambda: time.monotonic() > hurt.began_at + SILENT_S + 1)
+    site.program.process.send_signal(signal.SIGCONT)
+    await load.more(5)
+    assert {one.pid for one in site.relays().values()} == relays
+    return hurt
+
+
+async def owner_stopped_for_long(site, load):
+    """SIGSTOP for the process that decides, for longer than requests wait: 503, and afterwards they are served."""
+    hurt = Hurt(may_fail=lambda result: result.code == "owner_away" and result.took_s > OWNER_WAIT_S / 2)
+    site.program.process.send_signal(signal.SIGSTOP)
+    await until(lambda: any(one.code == "owner_away" for one in load.failed))
+    site.program.process.send_signal(signal.SIGCONT)
+    return hurt
+
+
+async def all_killed(site, load):
+    """SIGKILL for everything: streams break, and requests are refused until the next start."""
+    hurt = Hurt(may_fail=lambda result: result.status == 0 and result.began_at < started_at)
+    started_at = float("inf")
+    victims = site.relays()
+    for one in victims.values():
+        hurt.ports |= stop_and_list(one)
+    await site.kill_owner()
+    for one in victims.values():
+        one.send_signal(signal.SIGKILL)
+    await until(lambda: any(one.port == 0 for one in load.failed))
+    await site.start_owner()
+    await until(lambda: site.starts(1) >= 1)
+    started_at = time.monotonic()
+    await site.until_started(RELAYS)
+    return hurt
+
+
+RELAY_ROWS = (relay_killed, relay_stopped, all_relays_killed)
+OWNER_ROWS = (owner_killed, owner_and_relay_killed, owner_lost, owner_stopped, owner_stopped_for_long, all_killed)
+ROWS = RELAY_ROWS + OWNER_ROWS
+BOUNDS = {
+    owner_lost: f"owner_wait_s = {OWNER_WAIT_S}\nownerless_s = {OWNERLESS_S}\n",
+    owner_stopped_for_long: f"owner_wait_s = {OWNER_WAIT_S}\n",
+}
+"""Of a row that waits for a bound."""
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +179,7 @@ def tls(authority, tmp_path):
 
 async def live_through(gateway, row, streams, requests_s, tls=("", None)):
     """Let a fault happen under load, and compare what the clients have got with the table."""
-    text = f"relay_silent_s = {SILENT_S}\n" + worker("w")
+    text = f"relay_silent_s = {SILENT_S}\n" + BOUNDS.get(row, "") + worker("w", 'on_gateway_exit = "keep"')
     async with (
         site_of(gateway, free_port(), RELAYS, text, tls[0], trust=tls[1]) as site,
         trio.open_nursery() as nursery,
@@ -96,8 +191,9 @@ async def live_through(gateway, row, streams, requests_s, tls=("", None)):
         await load.more(5)
         hurt = await row(site, load)
         took_s = time.monotonic() - hurt.began_at
-        await load.more(10)
-        assert len(site.relays()) == RELAYS
+        if not hurt.is_over:
+            await load.more(10)
+            assert len(site.relays()) == RELAYS
         # Streams of other relays go on to their end; those of the killed relays have ended at once.
         lost = {one.port for one in load.streams} & hurt.ports
         site.upstream.ends.set()
@@ -105,10 +201,14 @@ async def live_through(gateway, row, streams, requests_s, tls=("", None)):
         await until(lambda: not load.under_way)
         await until(lambda: sum(one.is_whole for one in load.streams) == len(load.streams) - len(lost))
         assert {one.port for one in load.broken} == lost, "other streams broke"
-        others = [one for one in load.failed if one.port not in hurt.ports]
+        others = [one for one in load.failed if one.port not in hurt.ports and not hurt.may_fail(one)]
         assert not others, f"other requests failed: {others}, {hurt}"
-        await site.until_idle()
-        assert await site.until_ready("w-0") == worker_pid
+        if hurt.is_over:
+            await until(lambda: not site.relays())
+            assert psutil.pid_exists(worker_pid)
+        else:
+            await site.until_idle()
+            assert await site.until_ready("w-0") == worker_pid
         assert site.upstream.held == {}
         print(f"{row.__name__}: back after {took_s:.2f} s; {load.summary()}")
 

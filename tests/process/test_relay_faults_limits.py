@@ -33,7 +33,7 @@ async def ask_forever(site, who, results, chance):
                 result = Result()
                 await ask(stream, {"model": "m", "who": who}, result, f"sk-{who}")
                 results.append(result)
-                if not result.is_whole:
+                if not result.is_whole or result.is_last:
                     break
 
 

@@ -136,6 +136,8 @@ class Result:
     is_whole: bool = False
     events: int = 0
     code: str = ""
+    is_last: bool = False
+    """Whether its connection ends with it."""
     digest: str = ""
     """Of the text that its upstream has got."""
     began_at: float = attrs.field(factory=time.monotonic)
@@ -229,7 +231,7 @@ class Load:
                 if connections[lane] is not None:
                     result.port = _port_of(connections[lane])
                     await ask(connections[lane], {"model": "m"}, result)
-                    if not result.is_whole:
+                    if not result.is_whole or result.is_last:
                         await trio.aclose_forcefully(connections[lane])
                         connections[lane] = None
         finally:
@@ -281,6 +283,7 @@ async def ask(stream, body, result, key=""):
             return
         result.status = int(head.split()[1])
         result.is_whole = True
+        result.is_last = b"\r\nconnection: close" in head.lower()
         answer = json.loads(rest)
         result.digest = answer.get("digest", "")
         if result.status != 200:
@@ -319,8 +322,9 @@ def _port_of(stream):
 class Site:
     """A gateway, its relays, and its upstream."""
 
-    def __init__(self, program, upstream, trust=None):
+    def __init__(self, program, upstream, trust=None, restart=None):
         self.program = program
+        self._restart = restart
         self.upstream = upstream
         self._trust = trust
 
@@ -357,6 +361,15 @@ class Site:
         """Return how often the relay of this number has begun to accept."""
         return self.program.text().count(f"relay {number} {STARTED}")
 
+    async def kill_owner(self):
+        """End the process that decides by SIGKILL."""
+        self.program.process.send_signal(signal.SIGKILL)
+        await trio.to_thread.run_sync(self.program.process.wait)
+
+    async def start_owner(self):
+        """Start the next process that decides."""
+        self.program = await trio.to_thread.run_sync(self._restart)
+
     async def until_started(self, count, times=1):
         await until(lambda: all(self.starts(number) >= times for number in range(1, count + 1)))
 
@@ -371,12 +384,12 @@ class Site:
 
 
 def relays_of(program):
-    """Return the relays of a gateway, by their numbers."""
-    found = {}
-    for process in program.descendants():
-        with contextlib.suppress(psutil.NoSuchProcess):
+    """Return the relays of a gateway, by their numbers; a gateway that has ended may have some, too."""
+    found, state = {}, f"--state={program.log.parent}/state"
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if "relay" in words:
+            if "relay" in words and state in words and process.status() != psutil.STATUS_ZOMBIE:
                 (number,) = (word.partition("=")[2] for word in words if word.startswith("--number="))
                 found[int(number)] = process
     return found
@@ -402,10 +415,9 @@ async def site_of(gateway, port, relays, text="", settings="", route="", trust=N
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, upstream.serve, 0, host="127.0.0.1"))
         routes = ROUTE.format(name="m", port=listeners[0].socket.getsockname()[1], more=route)
-        program = await trio.to_thread.run_sync(
-            partial(gateway, text + routes, port=port, settings=f"relays = {relays}\n{settings}")
-        )
-        site = Site(program, upstream, trust)
+        start = partial(gateway, text + routes, port=port, settings=f"relays = {relays}\n{settings}")
+        program = await trio.to_thread.run_sync(start)
+        site = Site(program, upstream, trust, start)
         await site.until_started(relays)
         try:
             yield site

@@ -2,11 +2,13 @@
 
 After each event: no endpoint and no key has more requests at once than it may (I2). A step is carried out once, and a
 request that an endpoint may have worked on is sent to no other (I4). A relay refuses nothing before its bound (I7), and
-no owner answers before each living relay has reported (I8). At rest: nothing is in flight (I3), and the ledger has each
-outcome of the living relays once.
+no owner answers before each living relay has reported (I8). An owner that was late itself blames no relay (I10). One
+that hands over decides nothing, until it thaws or has said `bye` (I1). At rest: nothing is in flight (I3), and the
+ledger has each outcome of the living relays once (I5).
 """
 
 import collections
+import contextlib
 import random
 
 import pytest
@@ -23,7 +25,7 @@ from ichat.relays.values import HEAD_ONLY, Note, Refused, SentAsk, SentOutcome, 
 
 S = 1_000_000_000
 OWNER_WAIT_NS = 10 * S
-SEEDS, MANY_SEEDS = 1000, 10_000
+SEEDS, FEW_SEEDS, MANY_SEEDS = 1000, 400, 10_000
 EVENTS = 90
 ENDPOINTS = {"a": 1, "b": 2}
 KEYS = {"x": 2, "y": 9}
@@ -58,6 +60,8 @@ class Owner:
 
     def __init__(self, term):
         self.term, self.is_alive, self.is_open = term, True, False
+        self.is_frozen = False
+        """Whether it hands over: it decides nothing, until it thaws or ends."""
         self.talks, self.leases, self.asks, self.adoptions = {}, {}, {}, {}
         self.queue, self.rows, self.marks, self.received = [], [], {}, collections.Counter()
 
@@ -127,6 +131,44 @@ class World:
             relay.announced.clear()
             for number in relay.since:
                 relay.since[number] = self.now
+
+    def freeze(self):
+        """The owner begins to hand over: what it has counted is on disk, and it decides nothing more."""
+        if self.owner.is_alive and self.owner.is_open:
+            self.flush()
+            self.owner.is_frozen = True
+
+    def end_freeze(self):
+        """The owner thaws, since the next owner has ended, or says `bye`, and the next owner adopts its relays."""
+        owner = self.owner
+        if not owner.is_frozen or not owner.is_alive:
+            return
+        owner.is_frozen = False
+        if self.random.random() < 0.5:
+            self.serve()
+            return
+        for relay in self.living():
+            if relay.owner is owner:
+                self.tell(relay.name, Note("bye"))
+                relay.up.clear()
+        owner.is_alive = False
+        for relay in self.living():
+            if relay.owner is owner:
+                with_bye = len(relay.down)
+                self.read_down(relay, with_bye)
+                with contextlib.suppress(TalkError):
+                    relay.talk.receives(Note("pulse"), self.now)
+                    pytest.fail("F7: a frame after `bye` was received")
+                self.notice_end(relay)
+        self.start_owner()
+
+    def owner_was_late(self):
+        """The owner stood still for longer than a relay may take for its report."""
+        owner = self.owner
+        self.now += 6 * S
+        if owner.is_alive and not owner.is_open:
+            owner.adoption.begin_anew(self.now)
+            assert not owner.adoption.overdue(self.now), "I10: a relay is blamed for the owner's own delay"
 
     def owner_dies(self):
         self.owner.is_alive = False
@@ -288,7 +330,7 @@ class World:
         owner = self.owner
         talk = owner.talks.get(relay.name)
         for _ in range(min(count, len(relay.up))):
-            if talk is None or not owner.is_alive or not talk.may_read:
+            if talk is None or not owner.is_alive or owner.is_frozen or not talk.may_read:
                 return
             frame = decode(relay.up.popleft())
             has_effect = talk.receives(frame)
@@ -375,6 +417,7 @@ class World:
 
     def tell(self, name, frame):
         relay = self.relays[name]
+        assert not self.owner.is_frozen, "I1: an owner that hands over decides"
         if isinstance(frame, SentStep | Refused) or frame.kind in ("go", "gone"):
             late = {one for one in self.owner.expected if self.relays[one].is_alive}
             assert not late, "I8: an ask is answered before a relay has reported"
@@ -397,7 +440,7 @@ class World:
 
     def serve(self):
         owner = self.owner
-        for one in [*owner.queue] if owner.is_open else ():
+        for one in [*owner.queue] if owner.is_open and not owner.is_frozen else ():
             at = one[1]
             asked = owner.asks[at]
             key, tried = asked.credential.decode(), {row[0] for row in asked.tried}
@@ -411,7 +454,7 @@ class World:
 
     def flush(self):
         """The ledger writes its rows and the marks in one transaction."""
-        if self.owner.is_alive and self.owner.is_open:
+        if self.owner.is_alive and self.owner.is_open and not self.owner.is_frozen:
             for name, count in self.owner.rows:
                 self.disk_rows[name] += count
             self.owner.rows = []
@@ -446,7 +489,8 @@ class World:
         events = [
             *[self.client_asks] * 5, *[self.attempt_ends] * 3, *[self.owner_reads] * 6, *[self.relay_reads] * 6,
             self.client_leaves, self.body_arrives, self.flush, self.flush, self.time_passes, self.relay_gives_up,
-            self.block, self.replace_relay, *[self.start_owner] * 2,
+            self.block, self.replace_relay, *[self.start_owner] * 2, self.owner_was_late, self.freeze,
+            *[self.end_freeze] * 2,
         ]  # fmt: skip
         for _ in range(EVENTS):
             if self.owner.is_alive and self.random.random() < 0.04:
@@ -461,6 +505,7 @@ class World:
     def rest(self):
         """Nothing new begins, and everything that is there comes to its end."""
         self.start_owner()
+        self.end_freeze()
         for _ in range(200):
             self.reap()
             self.check()
@@ -500,9 +545,9 @@ def live_all(seeds, **kinds):
             raise
 
 
-def test_a_thousand_lives_of_relays():
-    """No crash and no adoption breaks an invariant."""
-    live_all(range(SEEDS))
+def test_lives_of_relays():
+    """No crash, no adoption and no handover breaks an invariant."""
+    live_all(range(FEW_SEEDS))
 
 
 @pytest.mark.slow
@@ -568,6 +613,13 @@ class WithoutWindows(Adoption):
 
     def result(self):
         return super().result()._replace(windows={})
+
+
+class Blaming(Adoption):
+    """Blames relays for the owner's own delay."""
+
+    def begin_anew(self, now):
+        pass
 
 
 class Silent(RelayTalk):
@@ -650,12 +702,59 @@ class Deaf(OwnerTalk):
             self.requests[sent.number] = one
 
 
-@pytest.mark.parametrize("mistake", [
-    Hasty, WithoutMarks, TooHighMarks, WithoutPlaces, LoyalToTheDead, Unfair, WithoutWindows, Silent, Wasteful,
-    TooThrifty, Stubborn, Impatient, Trusting, SumsSentOutcomes, Repeating, Deaf,
-])  # fmt: skip
+class Eager(OwnerTalk):
+    """Reads on before all relays have reported."""
+
+    @property
+    def may_read(self):
+        return not self.is_over
+
+
+class Forgetful(OwnerTalk):
+    """Does not know the requests of a report."""
+
+    def _note(self, frame):
+        super()._note(frame)
+        if frame.kind == "report":
+            self.requests.clear()
+
+
+class Faithless(RelayTalk):
+    """Follows an owner that has said `bye`."""
+
+    def receives(self, frame, now):
+        return frame.kind != "bye" and super().receives(frame, now)
+
+
+MISTAKES = (
+    Hasty, WithoutMarks, Silent, Repeating, Deaf, Faithless,
+    TooHighMarks, WithoutPlaces, LoyalToTheDead, Unfair, WithoutWindows, Blaming, Wasteful, TooThrifty, Stubborn,
+    Impatient, Trusting, SumsSentOutcomes, Eager, Forgetful,
+)  # fmt: skip
+FEW_MISTAKES = 6
+
+
+def seed_that_finds(mistake):
+    """Return the first seed whose life a mistake ends."""
+    kind = {Adoption: "adoption", RelayTalk: "relay_talk", OwnerTalk: "owner_talk"}[mistake.__base__]
+    for seed in range(SEEDS):
+        try:
+            World(seed, **{kind: mistake}).live()
+        except (AssertionError, TalkError, KeyError, pytest.fail.Exception):
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("mistake", MISTAKES[:FEW_MISTAKES])
 def test_a_planted_mistake_ends_a_life_of_a_relay(mistake):
     """The lives are worth something only if a wrong rule ends one of the first thousand."""
-    kind = {Adoption: "adoption", RelayTalk: "relay_talk", OwnerTalk: "owner_talk"}[mistake.__base__]
-    with pytest.raises((AssertionError, TalkError, KeyError)):
-        live_all(range(SEEDS), **{kind: mistake})
+    assert seed_that_finds(mistake) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES[FEW_MISTAKES:])
+def test_each_planted_mistake_ends_a_life_of_a_relay(mistake):
+    """The same for all other mistakes."""
+    seed = seed_that_finds(mistake)
+    print(f"{mistake.__name__}: {mistake.__doc__} Found by the seed {seed}.")
+    assert seed is not None
