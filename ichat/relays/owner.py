@@ -26,7 +26,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, pulse_for, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -62,8 +62,8 @@ class Relays:
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request. `marks` returns
-        those of the ledger; without a ledger each pulse settles all outcomes.
+        `recorded` is called with refusals of bytes that were no request. Each pulse settles all outcomes if the ledger
+        has no `marks`.
         """
         self._has_ledger = marks is not None
         self._hub = hub
@@ -341,19 +341,6 @@ class Relays:
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
         """Send a relay the means of all that accept connections."""
-        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
-        relay.send(Note("pulse", 0, {
-            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
-        }))  # fmt: skip
+        relay.send(pulse_for(relay, peers))
         if not self._has_ledger:
             relay.settle(relay.talk.counted)
-
-    def newest_outcomes(self) -> Marks:
-        """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
-        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
-
-    def settle(self, marks: Marks) -> None:
-        """Have relays forget the outcomes that are counted on disk."""
-        for relay in self.relays.values():
-            relay.settle(marks.get(relay.talk.identity, 0))

@@ -5,7 +5,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -13,6 +13,7 @@ import trio
 
 from ichat.config.command_line import own_command
 from ichat.config.schema import Config
+from ichat.observability.usage.rows import Marks
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
@@ -162,6 +163,25 @@ class RelayAtOwner:
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+def pulse_for(relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> Note:
+    """Return the means of all that accept connections, for a relay."""
+    connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
+    is_fewest = relay.connections == min(connections)
+    means = {"connections": sum(connections) / len(peers), "requests": requests / len(peers)}
+    return Note("pulse", 0, {**means, "is_fewest": is_fewest})
+
+
+def newest_outcomes(relays: Mapping[int, RelayAtOwner]) -> Marks:
+    """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
+    return {one.talk.identity: one.talk.counted for one in relays.values() if one.talk.counted}
+
+
+def settle(relays: Mapping[int, RelayAtOwner], marks: Marks) -> None:
+    """Have relays forget the outcomes that are counted on disk."""
+    for relay in relays.values():
+        relay.settle(marks.get(relay.talk.identity, 0))
 
 
 async def start_relay(

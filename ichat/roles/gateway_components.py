@@ -45,6 +45,7 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import RecordedRefusals, peer_of
+from ichat.relays.relay_at_owner import newest_outcomes, settle
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -197,7 +198,8 @@ def build_data_plane(
             log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
             marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
-        control.ledger.follow(relays.newest_outcomes, relays.settle)
+        known = relays.relays
+        control.ledger.follow(functools.partial(newest_outcomes, known), functools.partial(settle, known))
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
