@@ -18,7 +18,7 @@ from ichat.relays.values import NEVER, MonotonicNs, Note, SentAsk, SentOutcome, 
 from ichat.security.rate_limits import EarlierUse
 
 _S = 1_000_000_000
-_NO_ASK = SentAsk(0, NEVER, "", "", b"")
+NO_ASK = SentAsk(0, NEVER, "", "", b"")
 """Stands for the ask of a request of which only the outcome is known."""
 
 
@@ -34,7 +34,7 @@ def record_earlier(item: SentOutcome | Note, asked: SentAsk | None, handler: Gat
                 requests=row.requests, errors=row.errors,
             )  # fmt: skip
     elif item.outcome.kind in ENDS:
-        asked = asked or _NO_ASK._replace(at=item.asked_at or item.ended_at)
+        asked = asked or NO_ASK._replace(at=item.asked_at or item.ended_at)
         client = handler.client_of(head_of(asked), asked.peer)
         handler.record_earlier(record_of(item, asked, clock, client))
 

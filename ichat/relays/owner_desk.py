@@ -1,6 +1,7 @@
 """The owner's side of decisions: the requests at a relay, decided as those of this process are."""
 
 import itertools
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,13 +16,15 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
 from ichat.relays.adoption import Trying
-from ichat.relays.earlier_outcomes import record_earlier
+from ichat.relays.earlier_outcomes import NO_ASK, record_earlier
+from ichat.relays.earlier_requests import EarlierPlaces, EarlierRequest
 from ichat.relays.endpoint_facts import facts_of
 from ichat.relays.gaps import add_gaps
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
 from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
+    COPIES,
     HEAD_ONLY,
     HIDES_KEYS,
     HURRIES,
@@ -40,20 +43,23 @@ from ichat.relays.values import (
     WaitsFor,
 )
 from ichat.routing.endpoint import Endpoint, EndpointFacts
-from ichat.security.rate_limits import QuotaReservation
+from ichat.security.rate_limits import NO_RESERVATION
 
 
 class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
 
-    def __init__(self, relay: RelayAtOwner, handler: Gateway, timers: Timers, clock: TrioClock) -> None:
+    def __init__(
+        self, relay: RelayAtOwner, handler: Gateway, timers: Timers, clock: TrioClock, places: EarlierPlaces
+    ) -> None:
         self._relay = relay
         self._handler = handler
         self._context = handler.context
         self._timers = timers
         self._clock = clock
+        self._places = places
         self._requests: dict[int, RequestAtRelay] = {}
-        self._earlier: dict[int, tuple[SentAsk | None, QuotaReservation]] = {}
+        self._earlier: dict[int, EarlierRequest] = {}
         """The requests that carry out a step of an earlier owner."""
         self._numbers = itertools.count(1)
         self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
@@ -91,11 +97,12 @@ class OwnerDesk(RelayDesk):
         try:
             for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
                 one = self._requests.get(number)
-                if one is not None and one.desk.lease is not None:
-                    asked, answered = self._trio_of(asked_at), self._trio_of(answered_at)
-                    one.told = Report(
-                        asked, answered, answered, is_stream is True, int(status), int(bytes_out), int(chunks)
-                    )
+                asked, answered = self._trio_of(asked_at), self._trio_of(answered_at)
+                told = Report(asked, answered, answered, is_stream is True, int(status), int(bytes_out), int(chunks))
+                if number in self._earlier:
+                    self._earlier[number].told = told
+                elif one is not None and one.desk.lease is not None:
+                    one.told = told
         except (TypeError, ValueError) as error:
             raise TalkError(f"The report about requests is damaged: {error}.") from error
 
@@ -104,7 +111,16 @@ class OwnerDesk(RelayDesk):
 
     def restore(self, trying: Trying, asked: SentAsk | None) -> None:
         """Called with each request that carries out a step of an earlier owner: it counts for its limits."""
-        self._earlier[trying.number] = asked, self._context.quotas.restore(trying.key)
+        lease = self._places.lease(trying.endpoint, trying.model)
+        reservation = NO_RESERVATION if asked is None else self._context.quotas.restore(trying.key)
+        shown = asked or NO_ASK
+        one = self._earlier[trying.number] = EarlierRequest(
+            trying, shown, lease, reservation,
+            cancel=partial(self._relay.send, Note("cancel", trying.number)),
+            client=self._handler.client_of(head_of(shown), shown.peer), clock=self._clock,
+        )  # fmt: skip
+        if asked is not None:
+            self._handler.in_flight.requests[one] = False
 
     def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
         """Called with each outcome that no ledger has. Raises TalkError."""
@@ -112,9 +128,12 @@ class OwnerDesk(RelayDesk):
 
     def end(self) -> None:
         """Called when the relay has ended: so have its requests, and their places are free."""
-        for _, reservation in self._earlier.values():
-            reservation.release(0, trio.current_time())
-        self._earlier.clear()
+        for number in [*self._earlier]:
+            one = self._pop_earlier(number, 0)
+            if one is not None:
+                record = one.record(one.phase, trio.current_time())
+                record.status, record.error = 502, "relay_lost"
+                self._handler.record_earlier(record)
         for one in [*self._requests.values()]:
             phase = one.phase
             one.ended(502, "relay_lost")
@@ -133,6 +152,7 @@ class OwnerDesk(RelayDesk):
             return
         one = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
         one.begin(self._context, caller, self._clock.trio_of(asked.at))
+        one.attempt = len(asked.tried)
         self._requests[asked.number] = one
         handler.begin(one, one.desk, head.headers, head.path, is_known=head.path in ROUTES)
         try:
@@ -216,11 +236,18 @@ class OwnerDesk(RelayDesk):
 
     def _end_earlier(self, sent: SentOutcome) -> None:
         """Record the end of a request that has carried out a step of an earlier owner."""
-        earlier = self._earlier.pop(sent.number, None)
-        if earlier is not None:
-            asked, reservation = earlier
-            reservation.release(0 if sent.usage is None else sent.usage.total, trio.current_time())
-            self.note_earlier(sent, asked)
+        one = self._pop_earlier(sent.number, 0 if sent.usage is None else sent.usage.total)
+        if one is not None:
+            self.note_earlier(sent, one.asked)
+
+    def _pop_earlier(self, number: int, tokens: int) -> EarlierRequest | None:
+        """Free the place of such a request, and return it, unless it is a copy."""
+        one = self._earlier.pop(number, None)
+        if one is None:
+            return None
+        one.release(tokens)
+        self._handler.in_flight.requests.pop(one, None)
+        return one if number < COPIES else None
 
     def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
         one.ended(failure.status, failure.code)

@@ -215,8 +215,7 @@ class RequestAtRelay:
     @property
     def ids(self) -> tuple[bytes, bytes]:
         """See `InFlight`."""
-        shown = self.asked.id.encode()
-        return shown, self.head.by_name.get(b":own-id", shown)
+        return ids_of(self.asked)
 
     @property
     def is_stream(self) -> bool:
@@ -231,16 +230,9 @@ class RequestAtRelay:
     @property
     def phase(self) -> str:
         """How far it has got, as far as the relay has said."""
-        told = self.told
         if self.desk.is_waiting:
             return "queued"
-        if told is None or told.asked_at is None:
-            return "begun" if self.step is None else "connecting"
-        if told.answered_at is None:
-            return "waiting"
-        if not told.is_stream:
-            return "plain"
-        return "streaming" if told.chunks else "first_token"
+        return "begun" if self.step is None and self.told is None else phase_of(self.told)
 
     def cancel(self) -> None:
         """Have the relay cut it off."""
@@ -284,6 +276,23 @@ class RequestAtRelay:
 def is_about_response(asked: SentAsk) -> bool:
     """Return whether a request is about a response that a worker keeps."""
     return not asked.model and asked.path not in ROUTES and asked.path.startswith(b"/v1/responses/")
+
+
+def ids_of(asked: SentAsk) -> tuple[bytes, bytes]:
+    """Return the id of a request, and the gateway's own; see `InFlight`."""
+    shown = asked.id.encode()
+    return shown, next((value for name, value in asked.headers if name == b":own-id"), shown)
+
+
+def phase_of(told: Report | None) -> str:
+    """Return how far a request has got that has a place at an endpoint, as far as the relay has said."""
+    if told is None or told.asked_at is None:
+        return "connecting"
+    if told.answered_at is None:
+        return "waiting"
+    if not told.is_stream:
+        return "plain"
+    return "streaming" if told.chunks else "first_token"
 
 
 def head_of(asked: SentAsk) -> RequestHead:

@@ -42,6 +42,7 @@ from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
 from ichat.proxy.context import GatewayContext
 from ichat.relays.earlier_outcomes import earlier_use
+from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
@@ -181,7 +182,10 @@ async def _serve_until_told(
                 if relays is not None:
                     timers = Timers()
                     doors.start_soon(timers.run_forever)
-                    relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
+                    places = EarlierPlaces(components.data.context, components.control.fleet.table)
+                    relays.desk_of = partial(
+                        OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock(), places=places
+                    )
                     await doors.start(relays.run, listeners)
                 await _restore_windows(components.control, relays)
                 await workers.start(supervisor.run)

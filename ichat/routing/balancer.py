@@ -106,6 +106,10 @@ class Balancer:
         decided = self._decide(found, request, self._policy, now)
         return self._begin(decided[0], request, now) if isinstance(decided, tuple) else decided
 
+    def restore(self, endpoint: Endpoint, model: str) -> Lease:
+        """Return a lease of a request that an earlier process has sent to an endpoint: no limit refuses it."""
+        return self._begin(endpoint, RoutingRequest(model), self._clock())
+
     def rehearse(self, request: RoutingRequest) -> tuple[Endpoint, Rule] | Refusal:
         """Return what `lease` would lease now, and by which rule, or its refusal.
 

@@ -62,6 +62,13 @@ class Lease:
         """Whether its request shows whether the endpoint's circuit can close."""
         return self._probe != 0
 
+    def move(self, endpoint: Endpoint) -> None:
+        """Have the request count at another endpoint of the same worker; without effect after its end."""
+        if self._on_end is not None:
+            self.endpoint.end_request()
+            self.endpoint = endpoint
+            endpoint.start_request()
+
     def release(self) -> None:
         """End the lease, since the request has ended; harmless the second time."""
         on_end, self._on_end = self._on_end, None

@@ -304,3 +304,7 @@ class QuotaReservation(NamedTuple):
             quota.in_flight -= 1
             if tokens and quota.limits.tokens_per_minute is not None:
                 quota.tokens.add(tokens, now)
+
+
+NO_RESERVATION = QuotaReservation(())
+"""That of a copy of a request: it counts for no limit."""

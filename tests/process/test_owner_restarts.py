@@ -55,11 +55,16 @@ def kill(program):
     program.process.wait(LIMIT_S)
 
 
-def begin_stream(program, connection=None):
+def waiting_at(program):
+    """Return how many requests wait for a place."""
+    return sum(one["phase"] == "queued" for one in program.get("/v1/admin/requests")[1]["requests"])
+
+
+def begin_stream(program, headers=HEADERS):
     """Begin a stream, and return its response once it has an event."""
-    connection = connection or http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
     body = json.dumps({"model": "m", "stream": True})
-    connection.request("POST", "/v1/chat/completions", body, {**HEADERS, "connection": "close"})
+    connection.request("POST", "/v1/chat/completions", body, {**headers, "connection": "close"})
     response = connection.getresponse()
     assert response.status == 200
     assert response.readline().startswith(b"data: ")
@@ -69,7 +74,8 @@ def begin_stream(program, connection=None):
 class Asking:
     """Clients that send short requests, one after the other, until they are told to stop."""
 
-    def __init__(self, program, clients=3):
+    def __init__(self, program, clients=3, headers=HEADERS):
+        self._headers = headers
         self.answers = []
         self.is_over = False
         self._threads = [threading.Thread(target=self._ask, args=(program.port,)) for _ in range(clients)]
@@ -80,7 +86,7 @@ class Asking:
         while not self.is_over:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
             try:
-                connection.request("POST", "/v1/chat/completions", json.dumps({"model": "m"}), HEADERS)
+                connection.request("POST", "/v1/chat/completions", json.dumps({"model": "m"}), self._headers)
                 self.answers.append(connection.getresponse().status)
             except OSError as error:
                 self.answers.append(repr(error))
@@ -127,3 +133,45 @@ def test_relays_without_an_owner_end_within_their_bounds(owner, upstream, tmp_pa
     with pytest.raises(OSError, match="refused"):
         http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S).connect()
     assert os.listdir(tmp_path / "state/relays") == []
+
+
+@pytest.mark.parametrize("limit", ["upstream", "key"])
+def test_limits_are_exact_over_a_crash(owner, upstream, limit, monkeypatch):
+    """An endpoint with one place, and a key with one request at once, never have two: the stream counts on."""
+    key = "sk-" + "k" * 32
+    monkeypatch.setenv("THE_KEY", key)
+    more = "" if limit == "upstream" else '[[security.keys]]\nname = "k"\nkey_env = "THE_KEY"\nmax_in_flight = 1\n'
+    route = "max_in_flight = 1" if limit == "upstream" else ""
+    headers = {**HEADERS, "authorization": f"Bearer {key}"}
+    program = owner(more, route)
+    stream = begin_stream(program, headers=headers)
+    kill(program)
+    after = owner(more, route)
+    asking = Asking(after, 2, headers)
+    if limit == "upstream":
+        after.until(lambda: waiting_at(after) == 2)
+    else:
+        after.until(lambda: len(asking.answers) >= 4)
+        assert set(asking.answers) == {429}
+    assert upstream.most == 1
+    upstream.ends.set()
+    assert stream.read().endswith(b"data: [DONE]\n\n")
+    after.until(lambda: 200 in asking.answers)
+    asking.stop()
+    assert upstream.most == 1
+
+
+def test_requests_of_an_earlier_owner_are_listed_and_cancelled(owner, upstream):
+    """The next owner shows the stream that goes on, cancels it by its id, and has its place free then."""
+    program = owner("", "max_in_flight = 1")
+    stream = begin_stream(program)
+    shown_id = stream.getheader("x-request-id")
+    kill(program)
+    after = owner("", "max_in_flight = 1")
+    (shown,) = after.get("/v1/admin/requests")[1]["requests"]
+    assert (shown["id"], shown["model"], shown["is_stream"]) == (shown_id, "m", True)
+    after.until(lambda: after.get("/v1/admin/requests")[1]["requests"][0]["phase"] == "streaming")
+    assert after.ask_by("DELETE", f"/v1/admin/requests/{shown_id}")[0] in (200, 202, 204)
+    assert b"request_cancelled" in stream.read()
+    after.until(lambda: after.get("/v1/admin/requests")[1]["total"] == 0)
+    assert after.ask("/v1/chat/completions", {"model": "m"})[0] == 200
