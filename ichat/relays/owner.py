@@ -26,7 +26,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, kill_faulty, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -349,21 +349,20 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
+            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections."""
+        """Send a relay the means of those that accept connections and were heard lately."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
             relay.settle(relay.talk.counted)

@@ -5,7 +5,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -25,7 +25,10 @@ from ichat.supervisor.orphans import AdoptedProcess
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
-SILENT_S = 10.0
+START_S = 60.0
+"""A relay that does not accept by then is killed."""
+QUIET_S = 2.5
+"""After this silence a relay does not count where others share new connections."""
 RELAY_VARIABLE = "ICHAT_RELAY"
 """In a relay's environment: the state directory of its gateway."""
 
@@ -126,12 +129,19 @@ class RelayAtOwner:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def fault(self, now: float) -> str:
-        """Return why it must be killed; "" if it need not be."""
+    def is_peer(self, now: float) -> bool:
+        """Whether new connections are shared with it: it accepts them, and was heard lately."""
+        return self.state == "accepting" and now - self.heard_at <= QUIET_S
+
+    def fault(self, now: float, silent_s: float) -> str:
+        """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
         self.talk.unread_bytes = 0 if self.wire is None else self.wire.unread_bytes
         if self.talk.is_hung:
             return "it leaves frames unread"
-        return f"it was silent for {SILENT_S:g} s" if now - self.heard_at > SILENT_S else ""
+        if self.state == "starting" and now - self.heard_at > START_S:
+            return f"it has not begun within {START_S:g} s"
+        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
+        return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def meet(self, greeting: Note, now: float, now_ns: int) -> None:
         """Note the facts that an adopted relay reports about itself. Raises TalkError."""
@@ -175,6 +185,13 @@ class RelayAtOwner:
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
+    """Kill the relays that do not read, do not begin, or were silent for this time."""
+    for relay in relays:
+        if why := relay.fault(now, silent_s):
+            relay.kill(why)
 
 
 async def start_relay(
