@@ -145,7 +145,7 @@ class Relays:
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
-                    self._pass_all(relay)
+                    self._kept.send_all(relay.pass_on)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
@@ -230,7 +230,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
-        self._pass_all(relay)
+        self._kept.send_all(relay.pass_on)
         self._begin_talk(relay, frames)
         return relay
 
@@ -251,11 +251,6 @@ class Relays:
 
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
-
-    def _pass_all(self, relay: RelayAtOwner) -> None:
-        """Have a relay hold open everything that others do; it may have some of that already."""
-        for message, descriptors in self._kept.messages():
-            relay.pass_on(message, descriptors)
 
     def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Have all relays hold descriptors open, or close them."""

@@ -141,9 +141,12 @@ class RelayProcess:
         return self._talk.term
 
     def given(self, message: Note, descriptors: list[int]) -> None:
-        """See `FollowsOwner`: use listeners, and hold descriptors open for workers."""
+        """See `FollowsOwner`: use listeners, and hold descriptors open for workers. Raises TalkError."""
         if message.kind in ("keep", "drop"):
-            self._hold(message, descriptors)
+            try:
+                self.kept.receive({"kind": message.kind, **message.content}, descriptors)
+            except ValueError as error:
+                raise TalkError(str(error)) from error
             return
         if message.kind != "listen" or not descriptors:
             for descriptor in descriptors:
@@ -151,13 +154,6 @@ class RelayProcess:
             raise TalkError(f"A message {message.kind!r} with {len(descriptors)} descriptors is unknown.")
         self._listeners += adopt_listeners(descriptors)
         self._address = str(message.content.get("address", ""))
-
-    def _hold(self, message: Note, descriptors: list[int]) -> None:
-        """Hold descriptors open, or close them. Raises TalkError."""
-        try:
-            self.kept.receive({"kind": message.kind, **message.content}, descriptors)
-        except ValueError as error:
-            raise TalkError(str(error)) from error
 
     def descriptors_for_next(self) -> Sequence[tuple[Mapping[str, Any], Sequence[int]]]:
         """See `FollowsOwner`: hand over the listeners that are still open, and everything that is held for workers."""

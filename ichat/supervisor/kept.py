@@ -6,7 +6,7 @@ The gateway's owner and each of its relays have the same. Nothing is read from t
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ichat.listeners import Listeners
@@ -69,6 +69,11 @@ class KeptDescriptors:
         """Return the messages by which another process gets all descriptors."""
         for start, descriptors in list(self._of.items()):
             yield _message(start, descriptors)
+
+    def send_all(self, send: Callable[[Mapping[str, Any], Sequence[int]], None]) -> None:
+        """Have another process keep all descriptors; it may have some of them already."""
+        for message, descriptors in self.messages():
+            send(message, descriptors)
 
     def receive(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Obey a message, and own its descriptors. Raises ValueError for a message of another form.

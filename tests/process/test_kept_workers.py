@@ -202,6 +202,25 @@ def test_a_worker_that_loads_is_not_started_twice(gateway, tmp_path):
                     and any(str(tmp_path) in word for word in words_of(one))]) == 1  # fmt: skip
 
 
+def test_a_worker_in_use_is_not_evicted_by_the_next_gateway(gateway, tmp_path):
+    """It knows the request under way there: another model waits, although the worker has its place."""
+    table = worker("a", 'load = "on_demand"\nmin_loaded_s = 3600') + worker("b", 'load = "on_demand"')
+    here = Site(gateway, tmp_path, table + '[[swap_sets]]\nmembers = ["a", "b"]\n', "load_wait_s = 3600\n")
+    path = tmp_path / "there"
+    with stream(here.program, {"model": "a", "until_there": str(path)}) as first:
+        here.program.until(lambda: here.program.state("a-0") == "ready")
+        here.program.until(lambda: here.program.get("/v1/admin/workers/a-0")[1]["in_flight"] == 1)
+        pid = pid_of(here.program, "a-0")
+        here.restart()
+        with stream(here.program, {"model": "b"}) as second:
+            here.program.until(lambda: here.program.state("a-0") == "ready")
+            here.program.until(lambda: len(here.program.get("/v1/admin/requests")[1]["requests"]) == 2)
+            assert (pid_of(here.program, "a-0"), here.program.state("b-0")) == (pid, "cold")
+            path.touch()
+            assert first.recv(65536).startswith(b"HTTP/1.1 200")
+            assert second.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def test_a_sweep_of_workers_leaves_relays_alone(site):
     """The next gateway kills what is left of workers that it does not know, and no relay."""
     here = site()
