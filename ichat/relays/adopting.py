@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import trio
 
@@ -56,6 +56,7 @@ class Adopting:
         self._identities = self.marks()
         self._adoption = Adoption(self._relays, self._marks, self._now())
         for relay, given in zip(relays, found, strict=True):
+            relay.address = given.address
             yield relay, given.frames
 
     def has(self, relay: RelayAtOwner) -> bool:
@@ -111,6 +112,21 @@ class Adopting:
         for relay in relays.values():
             if relay.wire is not None:
                 relay.wire.resume()
+
+
+def places_of(relays: Iterable[RelayAtOwner], count: int, build: str, address: str) -> dict[int, RelayAtOwner]:
+    """Return the relays that stay, each with its number: the oldest that accept from this address by this program."""
+    found = [one for one in relays if one.state == "accepting" and (one.build, one.address) == (build, address)]
+    staying = sorted(found, key=lambda relay: relay.since)[:count]
+    places: dict[int, RelayAtOwner] = {}
+    others: list[RelayAtOwner] = []
+    for relay in staying:
+        if 1 <= relay.number <= count and relay.number not in places:
+            places[relay.number] = relay
+        else:
+            others.append(relay)
+    free = (number for number in range(1, count + 1) if number not in places)
+    return places | dict(zip(free, others, strict=False))
 
 
 def _name_of(relay: RelayAtOwner) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from ichat import errors
+from ichat.errors import ApiError
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
@@ -82,6 +84,8 @@ class FrameDesk:
         self.asking: dict[int, Asking] = {}
         self.endpoints: dict[int, EndpointFacts] = {}
         """Endpoints by the owner's numbers."""
+        self.cancel_error: Callable[[], ApiError] = errors.request_cancelled
+        """Makes the error by which a cancelled request ends."""
 
     def __repr__(self) -> str:
         return f"<FrameDesk {len(self.asking)} asking, {len(self.endpoints)} endpoints>"
@@ -157,6 +161,12 @@ class FrameDesk:
             asking.cancel()
         elif frame.kind == "hint":
             asking.comment(str(frame.content.get("comment", "")).encode())
+
+    def end_all(self, error: Callable[[], ApiError]) -> None:
+        """Cancel all requests, and end them and later cancelled requests by this error: the process ends now."""
+        self.cancel_error = error
+        for asking in self.asking.values():
+            asking.cancel()
 
     def refuse_overdue(self, wait_ns: int) -> None:
         """Refuse the requests that have waited for a word of an owner for too long, or outlived too many of them."""

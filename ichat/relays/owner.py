@@ -1,6 +1,7 @@
 """The relays of a gateway, as the process that decides starts, watches and ends them.
 
-A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed.
+A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed. A
+relay that retires is replaced at once, and ends with its last connection.
 Settings are put in force in all relays or in none.
 
 Relays outlive this process. The next owner finds them by their sockets (`found_relays.py`), collects their reports
@@ -8,12 +9,9 @@ Relays outlive this process. The next owner finds them by their sockets (`found_
 """
 
 import collections
-import contextlib
 import logging
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
@@ -21,20 +19,18 @@ from typing import get_args
 import trio
 from prometheus_client import Metric
 
-from ichat.config.command_line import own_command
-from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.http.listeners import address_name
 from ichat.observability.prometheus_families import family
-from ichat.relays.adopting import Adopting
-from ichat.relays.link import hello, whole
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
+from ichat.relays.adopting import Adopting, places_of
+from ichat.relays.link import hello
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
-from ichat.supervisor.launch import own_environment
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +74,7 @@ class Relays:
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
-        self.adopting = Adopting(directory, _now)
+        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()))
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
@@ -97,13 +93,8 @@ class Relays:
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
         now = trio.current_time()
-        return [
-            RelayView(
-                one.number, one.process.pid, one.state, one.connections, one.requests, round(now - one.since, 3),
-                self._restarts.get(one.number, 0),
-            )
-            for one in sorted(self.relays.values(), key=lambda one: (one.number, one.since))
-        ]  # fmt: skip
+        shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
+        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
 
     def families(self) -> Iterator[Metric]:
         """Return the families for Prometheus."""
@@ -136,23 +127,37 @@ class Relays:
                 await self.adopting.collect()
                 task_status.started()
                 await self._opened.wait()
-                kept = {relay.number: relay for relay in self.relays.values()}
+                places = self._fill_places()
                 for number in range(1, self.count + 1):
-                    keepers.start_soon(self._keep, number, kept.get(number), keepers)
+                    keepers.start_soon(self._keep, number, places.get(number), keepers)
             nursery.cancel_scope.cancel()
 
     async def open(self) -> None:
         """Answer requests from now on, and start the relays that are missing; return when a relay accepts."""
         for relay in self.relays.values():
             relay.talk.open()
-            relay.state, relay.heard_at = "accepting", trio.current_time()
+            relay.state, relay.heard_at = relay.adopted_state, trio.current_time()
             self.settings.follow(relay.prepared)
-            self._accepting.set()
         for relay in self.relays.values():
-            self.settings.offer(relay)
+            if relay.state == "accepting":
+                self._accepting.set()
+                self.settings.offer(relay)
+            elif relay.state == "starting":
+                relay.kill("it has not begun")
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
+
+    def _fill_places(self) -> dict[int, RelayAtOwner]:
+        """Return the adopted relays that stay, by their numbers; all others retire."""
+        places = places_of(self.relays.values(), self.count, build_id(), self._address)
+        for number, relay in places.items():
+            relay.number = number
+        staying = {relay.process.pid for relay in places.values()}
+        for pid, relay in self.relays.items():
+            if relay.state == "accepting" and pid not in staying:
+                self.retire(relay)
+        return places
 
     def kill_all(self) -> None:
         """Kill all relays: no next owner will need them."""
@@ -172,6 +177,10 @@ class Relays:
                 log.error("relay %d cannot be started: %s", number, error.strerror or error)
             else:
                 await relay.leaves_place.wait()
+                if relay.state == "retiring":
+                    self._restarts[number] = self._restarts.get(number, 0) + 1
+                    relay = None
+                    continue
             relay = None
             if self._is_ending:
                 return
@@ -184,27 +193,12 @@ class Relays:
 
     async def _start(self, number: int) -> RelayAtOwner:
         """Start a process, and the talk with it. Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        frames, their_frames = socket.socketpair()
-        with contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            undo.callback(frames.close)
-            with theirs, their_frames:
-                process = await trio.lowlevel.open_process(
-                    [
-                        *own_command(sys.executable), "relay", f"--state={self._directory}", f"--number={number}",
-                        f"--log-format={self._log_format}", f"--log-level={self.settings.now.log_level}",
-                    ],
-                    env={**own_environment(self.settings.config), RELAY_VARIABLE: self._directory},
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-                relay = RelayAtOwner(number, process, ours, trio.current_time())
-                self.relays[process.pid] = relay
-                undo.pop_all()
-                relay.hand_over("frames", [their_frames])
-            relay.hand_over("listen", self._listeners, self._address)
+        relay, frames = await start_relay(
+            number, self._directory, self.settings.config,
+            log_format=self._log_format, log_level=self.settings.now.log_level,
+        )  # fmt: skip
+        self.relays[relay.process.pid] = relay
+        relay.hand_over("listen", self._listeners, self._address)
         self._begin_talk(relay, frames)
         return relay
 
@@ -229,25 +223,38 @@ class Relays:
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
+        has_retired = relay.state == "retiring" and relay.drained.is_set()
         relay.close()
         del self.relays[relay.process.pid]
-        for event in (relay.gone, relay.leaves_place, relay.drained):
-            event.set()
         self.settings.answered()
         self.adopting.end(relay)
         relay.desk.end()
-        if not self._is_ending:
+        if has_retired:
+            log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
+        elif not self._is_ending:
             code = relay.process.returncode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-            how = how if code is not None else "by itself"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+
+    def retire(self, relay: RelayAtOwner) -> None:
+        """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
+        relay.send(Note("retire"))
+        self._replace(relay)
+
+    def _replace(self, relay: RelayAtOwner) -> None:
+        """Start another relay, since this relay retires."""
+        if relay.state == "accepting":
+            log.info("relay %d (process %d) retires, and is replaced", relay.number, relay.process.pid)
+            relay.state = "retiring"
+            relay.leaves_place.set()
+            self.settings.answered()
 
     async def drain(self) -> None:
         """Have all relays accept nothing new, and wait until they have no request left."""
         self._is_ending = True
         draining = [*self.relays.values()]
         for relay in draining:
-            if relay.state == "accepting":
+            if relay.state in ("accepting", "retiring"):
                 relay.state = "draining"
                 relay.send(Note("drain"))
             else:
@@ -258,7 +265,7 @@ class Relays:
     def hurry(self) -> None:
         """Cut short a drain that is under way or will follow."""
         for relay in self.relays.values():
-            if relay.state in ("accepting", "draining"):
+            if relay.state in ("accepting", "retiring", "draining"):
                 relay.send(Note("hurry"))
 
     async def end(self) -> None:
@@ -286,17 +293,26 @@ class Relays:
                 if self.settings.receive(relay, frame) and relay.state == "starting":
                     self._accept(relay)
             case Note("pulse"):
-                self._note_pulse(relay, frame)
+                relay.note_pulse(frame)
             case Note("record"):
                 self._recorded(frame)
-            case Note("drained"):
-                relay.drained.set()
+            case Note("drained" | "retiring"):
+                self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
             case _ if has_effect:
                 relay.desk.receives(frame)
             case _:
                 pass
+
+    def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
+        """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
+        if kind == "retiring":
+            self._replace(relay)
+            return
+        relay.drained.set()
+        if relay.state == "retiring":
+            relay.send(Note("end"))
 
     def _accept(self, relay: RelayAtOwner) -> None:
         """Have a relay accept connections."""
@@ -305,44 +321,27 @@ class Relays:
         log.info("relay %d accepts connections (process %d)", relay.number, relay.process.pid)
         self._accepting.set()
 
-    def _note_pulse(self, relay: RelayAtOwner, frame: Note) -> None:
-        relay.heard_at = trio.current_time()
-        relay.connections, relay.requests = whole(frame, "connections"), whole(frame, "requests")
-
     async def _pulse_forever(self) -> None:
         """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
         while True:
             due_at = trio.current_time() + PULSE_S
             await trio.sleep_until(due_at)
             now = trio.current_time()
-            relays = [one for one in self.relays.values() if one.state == "accepting"]
+            relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
+            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
             for relay in relays:
-                self._send_pulse(relay, relays)
+                self._send_pulse(relay, peers)
                 if why := relay.fault(now):
                     relay.kill(why)
 
-    def _send_pulse(self, relay: RelayAtOwner, relays: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all, and have it forget outcomes."""
-        connections, requests = [one.connections for one in relays], sum(one.requests for one in relays)
+    def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
+        """Send a relay the means of all that accept connections, and have it forget outcomes."""
+        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
-            "connections": sum(connections) / len(relays), "requests": requests / len(relays),
+            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
             "is_fewest": relay.connections == min(connections),
         }))  # fmt: skip
         relay.send(Note("settled", 0, {"seq": relay.talk.received}))
-
-    # Settings: in all relays, or in none.
-
-    async def prepare(self, config: Config) -> None:
-        """Have all relays prepare another configuration; see `SettingsInForce`. Raises Exit 64."""
-        await self.settings.prepare(config)
-
-    def reconfigure(self, config: Config) -> None:
-        """Put the prepared settings in force."""
-        self.settings.put_in_force(config)
-
-
-def _now() -> MonotonicNs:
-    return MonotonicNs(time.monotonic_ns())

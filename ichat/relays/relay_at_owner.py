@@ -3,18 +3,24 @@
 import contextlib
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
 import attrs
 import trio
 
+from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
+from ichat.config.schema import Config
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
+from ichat.supervisor.launch import own_environment
 from ichat.supervisor.orphans import AdoptedProcess
 
 log = logging.getLogger(__name__)
@@ -22,7 +28,8 @@ log = logging.getLogger(__name__)
 ASKS_MAX = 2_000_000
 SILENT_S = 10.0
 
-RelayState = Literal["starting", "accepting", "draining", "gone"]
+RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
+"""`retiring`: it leaves new connections to other relays, and ends when it has none left."""
 
 
 @attrs.frozen
@@ -71,10 +78,12 @@ class RelayAtOwner:
         self.state: RelayState = "starting"
         self.connections = self.requests = 0
         self.since = self.heard_at = now
-        self.accepts = True
-        """Whether it accepts connections, or will: an adopted relay may be about to end."""
         self.build = ""
         """The digest of its program; see `build_id`."""
+        self.adopted_state: RelayState = "starting"
+        """Its state, as an adopted relay reports it."""
+        self.address = ""
+        """The configured address of the listeners that it has handed over."""
         self.prepared = 0
         """The newest version of settings that it has prepared."""
         self.refusal = ""
@@ -82,7 +91,7 @@ class RelayAtOwner:
         self.drained = trio.Event()
         self.gone = trio.Event()
         self.leaves_place = trio.Event()
-        """Set when another relay may be started for it: it has ended."""
+        """Set when another relay may replace it: it retires, or has ended."""
         self._descriptors = descriptors
 
     def __repr__(self) -> str:
@@ -93,6 +102,18 @@ class RelayAtOwner:
         if self.wire is not None and self.wire.is_open and not self.talk.is_over:
             self.talk.sends(frame)
             self.wire.send(frame)
+
+    def note_pulse(self, frame: Note) -> None:
+        """Note a sign of its life. Raises TalkError."""
+        self.heard_at = trio.current_time()
+        self.connections, self.requests = whole(frame, "connections"), whole(frame, "requests")
+
+    def view(self, now: float, restarts: int) -> RelayView:
+        """Return the facts that operators see."""
+        return RelayView(
+            self.number, self.process.pid, self.state, self.connections, self.requests, round(now - self.since, 3),
+            restarts,
+        )  # fmt: skip
 
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""
@@ -108,7 +129,8 @@ class RelayAtOwner:
     def meet(self, greeting: Note, now: float, now_ns: int) -> None:
         """Note the facts that an adopted relay reports about itself. Raises TalkError."""
         self.number, self.build = whole(greeting, "number"), str(greeting.content.get("build", ""))
-        self.accepts = greeting.content.get("accepts") is True
+        phase = greeting.content.get("phase")
+        self.adopted_state = phase if phase in ("accepting", "retiring") else "starting"
         self.prepared = whole(greeting, "settings")
         self.since = now - max(0, now_ns - whole(greeting, "since")) / 1e9
 
@@ -117,8 +139,10 @@ class RelayAtOwner:
         send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
 
     def close(self) -> None:
-        """Close the connection; the process has ended, or will be killed."""
+        """Close the connection, and wake all that wait for something of it: the process has ended."""
         self.state = "gone"
+        for event in (self.gone, self.leaves_place, self.drained):
+            event.set()
         if self.wire is not None:
             self.wire.close()
         self._descriptors.close()
@@ -131,3 +155,29 @@ class RelayAtOwner:
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+async def start_relay(
+    number: int, directory: str, config: Config, *, log_format: str, log_level: str
+) -> tuple[RelayAtOwner, socket.socket]:
+    """Start a relay's process; return it, and the connection for frames. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    frames, their_frames = socket.socketpair()
+    with contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        undo.callback(frames.close)
+        with theirs, their_frames:
+            process = await trio.lowlevel.open_process(
+                [
+                    *own_command(sys.executable), "relay", f"--state={directory}", f"--number={number}",
+                    f"--log-format={log_format}", f"--log-level={log_level}",
+                ],
+                env={**own_environment(config), RELAY_VARIABLE: directory},
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+            relay = RelayAtOwner(number, process, ours, trio.current_time())
+            relay.hand_over("frames", [their_frames])
+            undo.pop_all()
+    return relay, frames

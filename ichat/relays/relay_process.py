@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,27 +18,27 @@ from typing import Any, ClassVar
 
 import trio
 
-from ichat.errors import ApiError, Exit
+from ichat import errors
+from ichat.errors import ApiError
 from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
+from ichat.http.leaving import Retirement
 from ichat.http.listeners import adopt_listeners
 from ichat.http.pool import Pool
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.http.tls import server_context
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.planes import is_control, is_for_model
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
-from ichat.relays.link import whole
 from ichat.relays.owner_link import OwnerLink
 from ichat.relays.ownerless import Ownerless
 from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
 from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
-from ichat.relays.settings import RelaySettings
+from ichat.relays.settings import OfferedSettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
 from ichat.security.cors import Cors, cors_of
 
@@ -67,8 +66,7 @@ class RelayProcess:
         self._hub = Hub()
         self._talk = RelayTalk()
         self._link = OwnerLink(self._hub, self, path_of(directory, os.getpid()))
-        self._settings: RelaySettings | None = None
-        self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
+        self._offered = OfferedSettings(self._talk, self.send)
         self._address = ""
         """The configured address that the listeners are for."""
         self._listeners: list[socket.socket] = []
@@ -79,9 +77,10 @@ class RelayProcess:
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET), self._ownerless)
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
-        self._is_accepting = False
         self._requests = 0
         """In flight, as the owner heard last."""
+        self._is_accepting = False
+        self._has_drained = False
         self._ended = trio.Event()
         """Set when this process must end."""
         self._nursery: trio.Nursery
@@ -111,18 +110,20 @@ class RelayProcess:
         """End in good order when there is no owner for too long."""
         await self._ownerless.wait_until_given_up()
         log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
-        await self._drain()
-        self._ended.set()
+        await self._drain(self._note_drained)
 
     async def _obey_signals(self) -> None:
-        """End in good order at SIGTERM: the owner starts another relay."""
+        """Retire at SIGTERM: the owner starts another relay."""
         import signal
 
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await anext(signals)
-            log.info("stop signal: draining")
-            await self._drain()
-            self._ended.set()
+            if not self._is_accepting:
+                self._ended.set()
+                return
+            log.info("stop signal: retiring")
+            self.send(Note("retiring"))
+            await self._retire()
 
     # The owner: see `FollowsOwner`.
 
@@ -147,7 +148,7 @@ class RelayProcess:
 
     def received(self, frame: Frame) -> None:
         """See `FollowsOwner`."""
-        if frame.kind == "hello" and isinstance(frame, Note) and not self._talk.has_owner:
+        if frame.kind == "hello" and isinstance(frame, Note) and not self._talk.owner_term:
             self._meet(frame)
             return
         has_effect = self._talk.receives(frame, monotonic_now())
@@ -160,9 +161,10 @@ class RelayProcess:
 
     def _meet(self, greeting: Note) -> None:
         """Report to a new owner. Raises TalkError."""
-        door = self._door
-        accepts = self._is_accepting and door is not None and not door.draining and door.retirement is None
-        self._talk.about = {**self._about, "accepts": accepts}
+        door, phase = self._door, "accepting" if self._is_accepting else "starting"
+        if door is not None and (door.draining or door.retirement is not None):
+            phase = "retiring"
+        self._talk.about = {**self._about, "phase": phase}
         self._desk.endpoints.clear()
         for answer in self._talk.meet_owner(greeting, monotonic_now()):
             self._link.send(answer)
@@ -174,11 +176,11 @@ class RelayProcess:
         """See `FollowsOwner`: streams go on, and requests wait for the next owner."""
         if self._ended.is_set():
             return
-        if self._door is None:
+        if self._door is None or self._has_drained:
             self._ended.set()
             return
         log.error("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
-        self._offered = None
+        self._offered.forget()
         self._ownerless.lose_owner()
 
     def send(self, frame: Frame) -> None:
@@ -189,32 +191,10 @@ class RelayProcess:
     # Settings.
 
     def _on_settings(self, frame: Note) -> None:
-        settings = RelaySettings.read(frame.content.get("settings", {}))
-        self._nursery.start_soon(self._prepare, self._talk.term, whole(frame, "version"), settings)
-
-    async def _prepare(self, term: int, version: int, settings: RelaySettings) -> None:
-        """Make everything that these settings of an owner need, and answer whether that was possible."""
-        tls = None
-        try:
-            if settings.tls_certificate is not None and settings.tls_key is not None:
-                tls = await trio.to_thread.run_sync(server_context, settings.tls_certificate, settings.tls_key)
-        except Exit as exit_:
-            if self._is_of(term):
-                self.send(Note("cannot", 0, {"version": version, "why": str(exit_)}))
-            return
-        if not self._is_of(term):
-            return
-        self._offered = version, settings, tls
-        self.send(Note("prepared", 0, {"version": version}))
-
-    def _is_of(self, term: int) -> bool:
-        """Return whether the owner of this term is still there."""
-        return self._talk.has_owner and self._talk.term == term
+        self._offered.offer(frame, self._nursery)
 
     def _on_commit(self, _frame: Note) -> None:
-        assert self._offered is not None, "the order of frames was checked"
-        _, settings, tls = self._offered
-        self._offered, self._settings = None, settings
+        settings, tls = self._offered.commit()
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             self._parts = RelayParts(self._pool, self._desk, clock, settings)
@@ -233,7 +213,7 @@ class RelayProcess:
             self._door.use_certificate(tls)
 
     def _on_forget(self, _frame: Note) -> None:
-        self._offered = None
+        self._offered.forget()
 
     # Accepting, and the end.
 
@@ -270,17 +250,39 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain_and_say_so)
+        self._nursery.start_soon(self._drain, self._note_drained)
 
-    async def _drain_and_say_so(self) -> None:
-        await self._drain()
+    async def _drain(self, then: Callable[[], None]) -> None:
+        if self._door is not None:
+            await self._door.drain()
+        then()
+
+    def _on_retire(self, _frame: Note) -> None:
+        self._nursery.start_soon(self._retire)
+
+    async def _retire(self) -> None:
+        """Leave new connections to other relays, answer the requests on kept connections, and report the end."""
+        door = self._door
+        if door is None or door.retirement is not None:
+            return
+        for client in [*door.clients]:
+            if not client.blocks_drain:  # it follows a log, and connects again
+                client.cut()
+        overdue = partial(self._desk.end_all, errors.draining)
+        await door.retire(Retirement(total_s=self._ownerless.timeouts.takeover_s, overdue=overdue))
+        self._note_drained()
+
+    def _note_drained(self) -> None:
+        """Report to the owner that no connection is left."""
+        if self._has_drained:
+            return
+        self._has_drained = True
+        if not self._talk.owner_term:
+            self._ended.set()
+            return
         if self._parts is not None:
             self._send_sums(self._parts)
         self.send(Note("drained"))
-
-    async def _drain(self) -> None:
-        if self._door is not None:
-            await self._door.drain()
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:
@@ -291,7 +293,7 @@ class RelayProcess:
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
         "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
+        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
     }  # fmt: skip
 
     # Requests.
@@ -327,16 +329,22 @@ class RelayProcess:
 
     def _refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Report a refusal of bytes that were not yet a request: the owner counts and logs it."""
-        content: dict[str, Any] = {
-            "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
-        }  # fmt: skip
-        if head is not None:
-            content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
-            content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
+        note = _record_of(error, request_id, peer, head)
         try:
-            self.send(Note("record", 0, content))
+            self.send(note)
         except FrameError:
-            self.send(Note("record", 0, {**content, "headers": []}))
+            self.send(note._replace(content={**note.content, "headers": []}))
+
+
+def _record_of(error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> Note:
+    """Return the frame about a refusal of bytes that were not yet a request."""
+    content: dict[str, Any] = {
+        "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
+    }  # fmt: skip
+    if head is not None:
+        content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
+        content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
+    return Note("record", 0, content)
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:

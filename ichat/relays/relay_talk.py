@@ -135,9 +135,9 @@ class RelayTalk:
         return self._seq + 1
 
     @property
-    def has_owner(self) -> bool:
-        """Whether there is an owner."""
-        return self._link is not None
+    def owner_term(self) -> int:
+        """The term of the owner; 0: there is none."""
+        return self.term if self._link is not None else 0
 
     # Requests without an answer.
 

@@ -67,7 +67,7 @@ class SettingsInForce:
             if relay.state == "accepting" and relay.talk.offered == version:
                 relay.send(Note("forget", 0, {"version": version}))
 
-    def put_in_force(self, config: Config) -> None:
+    def reconfigure(self, config: Config) -> None:
         """Put the prepared settings in force, in the same moment as the rest of the configuration."""
         if self._offered is None:
             return

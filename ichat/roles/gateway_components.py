@@ -228,13 +228,13 @@ def _build_operation(
     reconfigured: Sequence[Reconfigurable] = [
         fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
-        *([] if data.relays is None else [data.relays]),
+        *([] if data.relays is None else [data.relays.settings]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
         auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled,
         has_relays=data.relays is not None,
     )  # fmt: skip
-    prepare = None if data.relays is None else data.relays.prepare
+    prepare = None if data.relays is None else data.relays.settings.prepare
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
