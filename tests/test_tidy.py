@@ -42,7 +42,7 @@ LAYERS = [
     ["observability", "preflight"],
     ["proxy", "supervisor"],
     ["relays", "cli"],
-    ["admin", "doctor"],
+    ["admin", "doctor", "takeover"],
     ["roles"],
     ["__main__"],
 ]
@@ -58,7 +58,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/thread.py",
     "ichat/__main__.py",
     "ichat/observability/logs/worker_log.py",
-    "ichat/proxy/shadow.py",
+    "ichat/proxy/copies.py",
     "ichat/relays/timers.py",
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
@@ -316,6 +316,7 @@ PROCESSES_OF_RELAYS = {
     "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
     "frame_desk", "relay_process", "relay_exchange", "adopting", "forwarding", "found_relays", "ownerless",
     "settings",
+    "copies_at_relay",
 }  # fmt: skip
 """The modules of `relays/` that run; all others are pure."""
 

@@ -22,12 +22,13 @@ LATE_S = 1.0
 class Adopting:
     """The relays of earlier owners, from the search for them to the first decision."""
 
-    def __init__(self, directory: str, now: Callable[[], MonotonicNs]) -> None:
-        """`directory` is the state directory."""
+    def __init__(
+        self, directory: str, now: Callable[[], MonotonicNs], marks: Callable[[], Mapping[str, int]] = dict[str, int]
+    ) -> None:
+        """`directory` is the state directory. `marks` returns the ledger's outcomes, by the identities of relays."""
         self._directory = directory
         self._now = now
-        self.marks: Callable[[], Mapping[str, int]] = dict[str, int]
-        """Returns the outcomes that the ledger has, by the identities of relays."""
+        self._read_marks = marks
         self.found: list[FoundRelay] = []
         """Until `begin`."""
         self._relays: dict[str, RelayAtOwner] = {}
@@ -53,7 +54,7 @@ class Adopting:
         now = trio.current_time()
         relays = [RelayAtOwner(0, relay.process, relay.descriptors, now) for relay in found]
         self._relays = {_name_of(relay): relay for relay in relays}
-        self._identities = self.marks()
+        self._identities = self._read_marks()
         self._adoption = Adoption(self._relays, self._marks, self._now())
         for relay, given in zip(relays, found, strict=True):
             relay.address = given.address
@@ -99,9 +100,17 @@ class Adopting:
         for name, trying in adopted.trying:
             self._relays[name].desk.restore(trying, adopted.under_way.get((name, trying.number)))
         for name, outcome in adopted.outcomes:
-            self._relays[name].desk.note_earlier(outcome)
+            self._relays[name].desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+        for relay in self._relays.values():
+            relay.talk.note_counted()
         if self._relays:
             log.info("adopted the relays of an earlier start, with %d requests under way", len(adopted.trying))
+
+    @property
+    def windows(self) -> Mapping[tuple[int, str], tuple[int, int]] | None:
+        """The requests and tokens of the last minute, by second and key; None if no relay is there to say so."""
+        is_known = any(relay.state != "gone" for relay in self._relays.values())
+        return self._adopted.windows if is_known and self._adopted is not None else None
 
     def end_all(self) -> None:
         """Answer the requests that wait, in the order of their times, and all later frames."""
@@ -109,6 +118,8 @@ class Adopting:
         for name, asked in () if adopted is None else adopted.waiting:
             if relays[name].state != "gone":
                 relays[name].desk.receives(asked)
+        for name, seq in () if adopted is None else adopted.skipped.items():
+            relays[name].settle(seq)
         for relay in relays.values():
             if relay.wire is not None:
                 relay.wire.resume()

@@ -149,7 +149,7 @@ def _failure_of(rest: Mapping[str, Any]) -> Failure:
 def _ask_parts(asked: SentAsk) -> Parts:
     (
         number, at, identity, model, path, method, peer, credential, host, session, bits, again, body_bytes,
-        prompt_bytes, prefix_bytes, sums, before, headers, previous, tried,
+        prompt_bytes, prefix_bytes, sums, before, headers, previous, tried, queued_s,
     ) = asked  # fmt: skip
     path_number, method_number = _PATH_NUMBERS.get(path, 0), _METHOD_NUMBERS.get(method, 0)
     rest: dict[str, Any] = {}
@@ -160,6 +160,8 @@ def _ask_parts(asked: SentAsk) -> Parts:
         rest["headers"] = _latin((name.decode("latin-1"), value) for name, value in headers)
     if previous or tried:
         rest |= {"previous": previous, "tried": tried}
+    if queued_s:
+        rest["queued_s"] = queued_s
     fixed = (number, at, body_bytes, method_number, path_number, bits, again, prompt_bytes, prefix_bytes)
     strings = (
         _str_bytes(identity), _str_bytes(model), _str_bytes(peer), credential, host, session,
@@ -171,8 +173,9 @@ def _ask_parts(asked: SentAsk) -> Parts:
 def _ask_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, Any]) -> SentAsk:
     number, at, body_bytes, method, path, bits, again, prompt_bytes, prefix_bytes = fixed
     identity, model, peer, credential, host, session, sums = strings
-    before, headers, previous, tried = (), (), "", ()
+    before, headers, previous, tried, queued_s = (), (), "", (), 0.0
     if rest:
+        queued_s = _float_of(rest, "queued_s")
         before = _unlatin(_rows(rest, "before", 2))
         headers = tuple((name.encode("latin-1"), value) for name, value in _unlatin(_rows(rest, "headers", 2)))
         previous, tried = _text(rest, "previous"), _rows(rest, "tried", 3)
@@ -182,6 +185,7 @@ def _ask_of(fixed: Sequence[Any], strings: Sequence[bytes], rest: Mapping[str, A
         _METHODS[method] if path and method else _text(rest, "method").encode("latin-1"),
         _str_of(peer), credential, host, session, bits, again, body_bytes, prompt_bytes, prefix_bytes,
         struct.unpack(f"<{len(sums) // 4}I", sums) if sums else (), before, headers, previous, tried,
+        queued_s,
     )  # fmt: skip
 
 

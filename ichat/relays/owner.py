@@ -23,6 +23,7 @@ from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.http.listeners import address_name
 from ichat.observability.prometheus_families import family
+from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
@@ -57,11 +58,14 @@ class Relays:
         log_format: str,
         recorded: Callable[[Note], None],
         term: int = 1,
+        marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request.
+        `recorded` is called with each refusal of bytes that were no request. `marks` returns
+        those of the ledger; without a ledger each pulse settles all outcomes.
         """
+        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -74,7 +78,7 @@ class Relays:
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
-        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()))
+        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()), marks or dict[str, int])
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
@@ -102,8 +106,6 @@ class Relays:
         states.update(relay.state for relay in self.relays.values())
         yield family("ichat_relays", states)
         yield family("ichat_relay_restarts", sum(self._restarts.values()))
-
-    # Life.
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
@@ -328,20 +330,35 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
+            self._kill_faulty(now)
+
+    def _kill_faulty(self, now: float) -> None:
+        silent_s = self.settings.config.timeouts.relay_silent_s
+        for relay in self.relays.values():
+            if why := relay.fault(now, silent_s):
+                relay.kill(why)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections, and have it forget outcomes."""
+        """Send a relay the means of those that accept connections and were heard lately."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
-        relay.send(Note("settled", 0, {"seq": relay.talk.received}))
+        if not self._has_ledger:
+            relay.settle(relay.talk.counted)
+
+    def newest_outcomes(self) -> Marks:
+        """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
+        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
+
+    def settle(self, marks: Marks) -> None:
+        """Have relays forget the outcomes that are counted on disk."""
+        for relay in self.relays.values():
+            relay.settle(marks.get(relay.talk.identity, 0))

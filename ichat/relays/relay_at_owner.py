@@ -26,7 +26,10 @@ from ichat.supervisor.orphans import AdoptedProcess
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
-SILENT_S = 10.0
+START_S = 60.0
+"""A relay that does not accept by then is killed."""
+QUIET_S = 2.5
+"""After this silence a relay does not count where others share new connections."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
@@ -57,7 +60,7 @@ class RelayDesk:
     def restore(self, trying: Trying, asked: SentAsk | None) -> None:
         """Called with each request that has a place at an endpoint by an earlier owner. `asked` is None for a copy."""
 
-    def note_earlier(self, item: SentOutcome | Note) -> None:
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
         """Called with each outcome that no ledger has; see `Adopted.outcomes`."""
 
     def end(self) -> None:
@@ -115,16 +118,29 @@ class RelayAtOwner:
             restarts,
         )  # fmt: skip
 
+    def settle(self, seq: int) -> None:
+        """Have the relay forget its outcomes up to a number: no later owner needs them."""
+        seq = min(seq, self.talk.received)
+        if seq > self.talk.settled:
+            self.send(Note("settled", 0, {"seq": seq}))
+
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def fault(self, now: float) -> str:
-        """Return why it must be killed; "" if it need not be."""
+    def is_peer(self, now: float) -> bool:
+        """Whether new connections are shared with it: it accepts them, and was heard lately."""
+        return self.state == "accepting" and now - self.heard_at <= QUIET_S
+
+    def fault(self, now: float, silent_s: float) -> str:
+        """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
         self.talk.unread_bytes = 0 if self.wire is None else self.wire.unread_bytes
         if self.talk.is_hung:
             return "it leaves frames unread"
-        return f"it was silent for {SILENT_S:g} s" if now - self.heard_at > SILENT_S else ""
+        if self.state == "starting" and now - self.heard_at > START_S:
+            return f"it has not begun within {START_S:g} s"
+        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
+        return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def meet(self, greeting: Note, now: float, now_ns: int) -> None:
         """Note the facts that an adopted relay reports about itself. Raises TalkError."""

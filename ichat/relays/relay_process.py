@@ -31,6 +31,7 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.planes import is_control, is_for_model
+from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
@@ -110,7 +111,7 @@ class RelayProcess:
         """End in good order when there is no owner for too long."""
         await self._ownerless.wait_until_given_up()
         log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
-        await self._drain(self._note_drained)
+        await self._drain()
 
     async def _obey_signals(self) -> None:
         """Retire at SIGTERM: the owner starts another relay."""
@@ -197,7 +198,9 @@ class RelayProcess:
         settings, tls = self._offered.commit()
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
-            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+            copies = CopiesAtRelay(self._nursery, self._pool, self._desk, clock)
+            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
+        self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._ownerless.timeouts = settings.timeouts
         self._cors = cors_of(settings.cors_origins, is_control)
@@ -250,12 +253,13 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain, self._note_drained)
+        self._nursery.start_soon(self._drain)
 
-    async def _drain(self, then: Callable[[], None]) -> None:
+    async def _drain(self) -> None:
+        """Accept nothing, and end the requests under way. The owner learns that; without an owner this relay ends."""
         if self._door is not None:
             await self._door.drain()
-        then()
+        await self._note_drained()
 
     def _on_retire(self, _frame: Note) -> None:
         self._nursery.start_soon(self._retire)
@@ -270,13 +274,15 @@ class RelayProcess:
                 client.cut()
         overdue = partial(self._desk.end_all, errors.draining)
         await door.retire(Retirement(total_s=self._ownerless.timeouts.takeover_s, overdue=overdue))
-        self._note_drained()
+        await self._note_drained()
 
-    def _note_drained(self) -> None:
-        """Report to the owner that no connection is left."""
+    async def _note_drained(self) -> None:
+        """Report to the owner that no connection is left, or end if there is none."""
         if self._has_drained:
             return
         self._has_drained = True
+        if self._parts is not None:
+            await self._parts.copies.end()
         if not self._talk.owner_term:
             self._ended.set()
             return

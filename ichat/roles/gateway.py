@@ -39,13 +39,16 @@ from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
+from ichat.observability.usage.earlier_use import restore_windows
 from ichat.preflight.facts import port_holders
 from ichat.preflight.obstacles import problems_of_port
 from ichat.proxy.context import GatewayContext
+from ichat.relays.earlier_outcomes import earlier_use
+from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
-from ichat.roles.gateway_components import Components, build, secure_parts
+from ichat.roles.gateway_components import Components, Control, build, secure_parts
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
@@ -224,6 +227,7 @@ async def _serve_until_told(
                     doors.start_soon(timers.run_forever)
                     relays.desk_of = partial(OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock())
                     await doors.start(relays.run, listeners)
+                await _restore_windows(components.control, relays)
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners if relays is None else inner)
                 if relays is not None:
@@ -250,6 +254,15 @@ async def _serve_until_told(
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
+
+
+async def _restore_windows(control: Control, relays: Relays | None) -> None:
+    """Have limits of a minute count earlier use: as relays have seen it, or else as the ledger has it."""
+    windows = None if relays is None else relays.adopting.windows
+    if windows is not None:
+        control.quotas.restore_windows(earlier_use(windows, _clock()))
+    elif control.ledger.enabled:
+        await restore_windows(control.ledger.read, control.quotas)
 
 
 def _clock() -> TrioClock:

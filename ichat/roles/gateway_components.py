@@ -195,7 +195,9 @@ def build_data_plane(
         relays = Relays(
             hub, state.path, config,
             log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
+            marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
+        control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
