@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
@@ -32,8 +33,6 @@ START_S = 60.0
 """A relay that does not accept by then is killed."""
 QUIET_S = 2.5
 """After this silence a relay does not count where others share new connections."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
