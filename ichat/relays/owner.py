@@ -27,6 +27,8 @@ from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
 from ichat.relays.relay_at_owner import (
+    LATE_S,
+    PULSE_S,
     RelayAtOwner,
     RelayDesk,
     RelayState,
@@ -44,9 +46,6 @@ from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 1.0
-LATE_S = 1.0
-"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Before a relay that has ended is started again."""
 LIVED_S = 10.0
@@ -75,7 +74,6 @@ class Relays:
         `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
         open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
-        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -93,6 +91,7 @@ class Relays:
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
         self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()), marks or dict[str, int])
+        self._has_ledger = marks is not None
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
@@ -151,7 +150,9 @@ class Relays:
                 await self.adopting.collect()
                 task_status.started()
                 await self._opened.wait()
-                places = self._fill_places()
+                places, leaving = places_of(self.relays.values(), self.count, build_id(), self._address)
+                for relay in leaving:
+                    self.retire(relay)
                 for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep, number, places.get(number), keepers)
             nursery.cancel_scope.cancel()
@@ -178,17 +179,6 @@ class Relays:
         await self.open()
         for relay in [*self.relays.values()]:
             await relay.gone.wait()
-
-    def _fill_places(self) -> dict[int, RelayAtOwner]:
-        """Return the adopted relays that stay, by their numbers; all others retire."""
-        places = places_of(self.relays.values(), self.count, build_id(), self._address)
-        for number, relay in places.items():
-            relay.number = number
-        staying = {relay.process.pid for relay in places.values()}
-        for pid, relay in self.relays.items():
-            if relay.state == "accepting" and pid not in staying:
-                self.retire(relay)
-        return places
 
     def kill_all(self) -> None:
         """Kill all relays: no next owner will need them."""
@@ -392,8 +382,9 @@ class Relays:
             if now - due_at > LATE_S or self._is_frozen:
                 for relay in self.relays.values():
                     relay.heard_at = now
-            send_pulses(self.relays.values(), now)
-            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
+            running = [relay for relay in self.relays.values() if not self.adopting.has(relay)]
+            send_pulses(running, now)
+            kill_faulty(running, now, self.settings.config.timeouts.relay_silent_s)
             if not self._has_ledger:
                 self.settle(self.newest_outcomes())
 

@@ -26,6 +26,9 @@ from ichat.supervisor.orphans import AdoptedProcess
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
+PULSE_S = 1.0
+LATE_S = 1.0
+"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 START_S = 60.0
 """A relay that does not accept by then is killed."""
 QUIET_S = 2.5

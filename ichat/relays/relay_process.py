@@ -206,9 +206,6 @@ class RelayProcess:
 
     # Settings.
 
-    def _on_settings(self, frame: Note) -> None:
-        self._offered.offer(frame, self._nursery)
-
     def _on_commit(self, _frame: Note) -> None:
         settings, tls = self._offered.commit()
         if self._parts is None:
@@ -229,9 +226,6 @@ class RelayProcess:
         else:
             self._door.use_settings(settings.limits, settings.timeouts)
             self._door.use_certificate(tls)
-
-    def _on_forget(self, _frame: Note) -> None:
-        self._offered.forget()
 
     # Accepting, and the end.
 
@@ -292,18 +286,16 @@ class RelayProcess:
         await self._note_drained()
 
     async def _note_drained(self) -> None:
-        """Report to the owner that no request is left, or end if there is no owner."""
+        """Report to the owner that no request is left, or end if there is none."""
         if self._parts is not None:
             await self._parts.copies.end()
-        if self._has_drained:
-            return
-        self._has_drained = True
         if not self._talk.owner_term:
             self._ended.set()
-            return
-        if self._parts is not None:
-            self._send_sums(self._parts)
-        self.send(Note("drained"))
+        elif not self._has_drained:
+            self._has_drained = True
+            if self._parts is not None:
+                self._send_sums(self._parts)
+            self.send(Note("drained"))
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:
@@ -313,8 +305,10 @@ class RelayProcess:
         self._ended.set()
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
-        "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
+        "settings": lambda self, frame: self._offered.offer(frame, self._nursery),
+        "forget": lambda self, _frame: self._offered.forget(), "commit": _on_commit,
+        "accept": _on_accept, "pulse": _on_pulse, "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry,
+        "end": _on_end,
     }  # fmt: skip
 
     # Requests.

@@ -290,9 +290,8 @@ class RelayTalk:
                     continue
                 self._ended.pop(item.seq, None)
                 sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0] * SUMS)
-                if item.number < COPIES:
-                    for place, count in enumerate(_sums_of(item)):
-                        sums[place] += count
+                for place, count in enumerate(_sums_of(item)):
+                    sums[place] += count
                 if self._link is not None:  # the next owner does not know the numbers
                     sums.append(item.number)
             self.unsettled = kept
@@ -370,7 +369,9 @@ class RelayTalk:
 
 
 def _sums_of(sent: SentOutcome) -> tuple[int, ...]:
-    """Return the sums of a single outcome; see `AddedUp`."""
+    """Return the sums of a single outcome; see `AddedUp`. A copy of a request does not count."""
+    if sent.number >= COPIES:
+        return (0,) * SUMS
     used, status = sent.usage or UsedTokens(0, 0), sent.outcome.status
     return 1, status >= 400 and sent.outcome.kind != "left", used.input, used.output, used.cached
 
