@@ -20,7 +20,6 @@ from ichat.relays.timers import Timers
 from ichat.relays.values import (
     HEAD_ONLY,
     HIDES_KEYS,
-    HURRIES,
     MAY_STEER,
     TELLS_HEAD,
     Frame,
@@ -152,8 +151,6 @@ class OwnerDesk(RelayDesk):
         assert lease is not None
         endpoint, circuit = lease.endpoint, lease.endpoint.circuit
         bits = MAY_STEER * grant.may_steer | HIDES_KEYS * grant.hides_keys
-        if endpoint.in_flight >= endpoint.in_flight_max or grant.bounds_in_flight:
-            bits |= HURRIES
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
         one.step, one.was_heard, one.told = step, False, None

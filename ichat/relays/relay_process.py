@@ -29,7 +29,8 @@ from ichat.proxy.planes import is_control, is_for_model
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.link import whole
-from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
+from ichat.relays.relay_asks import admit, asked_of
+from ichat.relays.relay_exchange import RelayExchange, RelayParts
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
@@ -61,7 +62,7 @@ class RelayProcess:
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
         self._listeners: list[socket.socket] = []
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
-        self._desk = FrameDesk(self._talk, self._send_now, self._send_late, monotonic_now)
+        self._desk = FrameDesk(self._talk, self._send_now, monotonic_now)
         self._parts: RelayParts | None = None
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
         self._cors: Cors | None = None
@@ -168,10 +169,6 @@ class RelayProcess:
     def _send_now(self, frame: Frame) -> None:
         if self._wire is not None:
             self._wire.send(frame)
-
-    def _send_late(self, frame: Frame) -> None:
-        if self._wire is not None:
-            self._wire.send(frame, may_wait=True)
 
     # Settings.
 
