@@ -5,8 +5,8 @@ from typing import Literal
 import attrs
 
 from ichat.relays.adoption import numbers_in, trying_in
-from ichat.relays.layouts import ENDS
 from ichat.relays.link import Link, request_in, whole
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,

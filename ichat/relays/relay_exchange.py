@@ -28,8 +28,8 @@ from ichat.proxy.token_usage import ReportedUsage, usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.gaps import GapsHere
-from ichat.relays.layouts import ENDS
 from ichat.relays.relay_asks import admit, asked_of, head_content
+from ichat.relays.request_frames import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
     BACKGROUND,

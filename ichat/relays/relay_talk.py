@@ -10,8 +10,8 @@ from typing import Literal
 
 import attrs
 
-from ichat.relays.layouts import ENDS
 from ichat.relays.link import Link, hello, request_in, whole
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
