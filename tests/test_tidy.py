@@ -42,7 +42,7 @@ LAYERS = [
     ["observability", "preflight"],
     ["proxy", "supervisor"],
     ["relays", "cli"],
-    ["admin", "doctor"],
+    ["admin", "doctor", "takeover"],
     ["roles"],
     ["__main__"],
 ]

@@ -213,6 +213,7 @@ class Timeouts:
     stream_stall_s: float = checked(_SECONDS, 600.0)
     sse_keepalive_s: float = checked(_SECONDS_OR_0, 0.0)
     drain_s: float = checked(_SECONDS_OR_0, 30.0)
+    takeover_s: float = checked(_SECONDS, 3600.0)
     stop_s: float = checked(_SECONDS, 15.0, reload="workers")
     load_s: float = checked(_SECONDS, 3600.0)
     wedged_after_s: float = checked(_SECONDS, 120.0)

@@ -7,6 +7,7 @@ import attrs
 import trio
 
 from ichat import errors
+from ichat.errors import ApiError
 from ichat.http.server import Client
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
@@ -101,6 +102,8 @@ class FrameDesk:
         self.asking: dict[int, Asking] = {}
         self.endpoints: dict[int, EndpointFacts] = {}
         """Endpoints by the owner's numbers."""
+        self.cancel_error: Callable[[], ApiError] = errors.request_cancelled
+        """Makes the error by which a cancelled request ends."""
 
     def __repr__(self) -> str:
         return f"<FrameDesk {len(self.asking)} asking, {len(self.endpoints)} endpoints>"
@@ -180,6 +183,12 @@ class FrameDesk:
             asking.cancel()
         elif frame.kind == "hint":
             asking.comment(str(frame.content.get("comment", "")).encode())
+
+    def end_all(self, error: Callable[[], ApiError]) -> None:
+        """Cancel all requests, and end them and later cancelled requests by this error: the process ends now."""
+        self.cancel_error = error
+        for asking in self.asking.values():
+            asking.cancel()
 
     def lose_owner(self) -> None:
         """Refuse the requests that ask: no owner will answer them."""

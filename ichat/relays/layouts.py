@@ -100,6 +100,7 @@ LAYOUTS: Mapping[str, Layout] = {
     ), 16)},
     **{name: Layout(number, *_RELAY) for number, name in enumerate((
         "leave", "report", "ready", "prepared", "cannot", "record", "sums", "added", "shadow", "told", "drained",
+        "retiring",
     ), 64)},
     "hello": Layout(128, from_owner=True, from_relay=True),
     "pulse": Layout(129, from_owner=True, from_relay=True, bits=OPTIONAL),

@@ -1,22 +1,27 @@
 """The rules of a connection between an owner and a relay that both sides have in common. No I/O."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from ichat.relays.layouts import LAYOUTS
-from ichat.relays.values import Frame, Note, SentStep, TalkError
+from ichat.relays.values import NOTHING, Frame, Note, SentStep, TalkError
 
 PROTOCOL = 1
 _PLAIN = frozenset(("ask", "outcome"))
 """The frames of a relay that each request has."""
+_ONCE = frozenset(("accept", "retire", "retiring"))
+"""The frames about a relay's life, each of which is sent once."""
 RequestT = TypeVar("RequestT", bound=Any)
 
 
-def hello(term: int, settings: int = 0) -> Note:
+def hello(term: int, settings: int = 0, about: Mapping[str, Any] = NOTHING) -> Note:
     """Return the first frame of a side.
 
-    `term` is the number of the owner's start: a relay sends that of its last owner, and the version of its settings.
+    `term` is the number of the owner's start: a relay sends that of its last owner, the version of its settings, and
+    facts `about` itself.
     """
-    return Note("hello", 0, {"protocol": PROTOCOL, "knows": sorted(LAYOUTS), "term": term, "settings": settings})
+    content = {"protocol": PROTOCOL, "knows": sorted(LAYOUTS), "term": term, "settings": settings}
+    return Note("hello", 0, {**about, **content})
 
 
 def whole(note: Note, name: str) -> int:
@@ -39,7 +44,8 @@ def request_in(requests: dict[int, RequestT], number: int, *phases: str) -> Requ
 class Link:
     """Checks whether a frame may be sent in a direction at all.
 
-    `hello` is the first in each, nothing follows `bye` or `end`, and settings are prepared before they are in force.
+    `hello` is the first in each, nothing follows `bye` or `end`, settings are prepared before they are in force, and a
+    relay that retires does not accept again.
     """
 
     def __init__(self, *, is_owner: bool, settings: int = 0) -> None:
@@ -51,6 +57,8 @@ class Link:
         self.offered: int = settings
         """The version that was offered last, or is in force."""
         self._is_prepared = False
+        self._said: set[str] = set()
+        """Those of `_ONCE` that were sent."""
         self.is_over = False
         self._plain: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
         """The kinds of plain frames that may be received and sent: they need no other check, from the greetings on."""
@@ -88,9 +96,16 @@ class Link:
                 self._plain = (_PLAIN, frozenset()) if self._is_owner else (frozenset(), _PLAIN)
         elif kind in ("settings", "prepared", "cannot", "commit", "forget"):
             self._change_settings(kind, whole(frame, "version"))
+        elif kind in _ONCE:
+            self._note_once(kind)
         self.is_over = kind in ("bye", "end")
         if self.is_over:
             self._plain = frozenset(), frozenset()
+
+    def _note_once(self, kind: str) -> None:
+        if kind in self._said or (kind == "accept" and "retire" in self._said):
+            raise TalkError(f"`{kind}` cannot follow now.")
+        self._said.add(kind)
 
     def _greet(self, frame: Note) -> None:
         protocol, knows = whole(frame, "protocol"), frame.content.get("knows")

@@ -1,6 +1,7 @@
 """The relays of a gateway, as the process that decides starts, watches and ends them.
 
-A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed.
+A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed. A
+relay that retires is replaced at once, and ends with its last connection.
 Settings are put in force in all relays or in none.
 """
 
@@ -21,6 +22,7 @@ from ichat.config.command_line import own_command
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.observability.prometheus_families import family
+from ichat.observability.usage.rows import Marks
 from ichat.relays.link import hello, whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
 from ichat.relays.settings import count_of
@@ -57,8 +59,13 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        has_ledger: bool = False,
     ) -> None:
-        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request."""
+        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request.
+
+        With a ledger outcomes are settled by `settle`, else with each pulse.
+        """
+        self._has_ledger = has_ledger
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -70,7 +77,7 @@ class Relays:
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self.relays: dict[int, RelayAtOwner] = {}
-        """By their numbers."""
+        """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
         self._restarts: dict[int, int] = {}
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
@@ -81,7 +88,7 @@ class Relays:
     @property
     def pids(self) -> Mapping[int, str]:
         """The processes, which this object waits for, with their names."""
-        return {relay.process.pid: f"relay {number}" for number, relay in self.relays.items()}
+        return {pid: f"relay {relay.number}" for pid, relay in self.relays.items()}
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
@@ -91,7 +98,7 @@ class Relays:
                 one.number, one.process.pid, one.state, one.connections, one.requests, round(now - one.since, 3),
                 self._restarts.get(one.number, 0),
             )
-            for _, one in sorted(self.relays.items())
+            for one in sorted(self.relays.values(), key=lambda one: (one.number, one.since))
         ]  # fmt: skip
 
     def families(self) -> Iterator[Metric]:
@@ -113,7 +120,7 @@ class Relays:
             try:
                 async with trio.open_nursery() as keepers:
                     for number in range(1, self.count + 1):
-                        keepers.start_soon(self._keep, number)
+                        keepers.start_soon(self._keep, number, keepers)
                     await self._accepting.wait()
                     task_status.started()
             finally:
@@ -121,8 +128,8 @@ class Relays:
                     relay.kill("its gateway ends")
             nursery.cancel_scope.cancel()
 
-    async def _keep(self, number: int) -> None:
-        """Start a relay, and start it again whenever it has ended."""
+    async def _keep(self, number: int, nursery: trio.Nursery) -> None:
+        """Start a relay, and start it again whenever it has ended, or retires."""
         pause_s = PAUSE_FIRST_S
         while not self._is_ending:
             began_at = trio.current_time()
@@ -131,7 +138,11 @@ class Relays:
             except OSError as error:
                 log.error("relay %d cannot be started: %s", number, error.strerror or error)
             else:
-                await self._wait_for(relay)
+                nursery.start_soon(self._wait_for, relay)
+                await relay.leaves_place.wait()
+                if relay.state == "retiring":
+                    self._restarts[number] = self._restarts.get(number, 0) + 1
+                    continue
             if self._is_ending:
                 return
             if trio.current_time() - began_at > LIVED_S:
@@ -160,7 +171,7 @@ class Relays:
                     start_new_session=True,
                 )  # fmt: skip
                 relay = RelayAtOwner(number, process, ours, trio.current_time())
-                self.relays[number] = relay
+                self.relays[process.pid] = relay
                 undo.pop_all()
                 relay.hand_over("frames", [their_frames])
             relay.hand_over("listen", self._listeners)
@@ -186,22 +197,39 @@ class Relays:
                 relay.kill("its gateway ends")
                 with trio.CancelScope(shield=True):
                     await relay.process.wait()
+            has_retired = relay.state == "retiring" and relay.drained.is_set()
             relay.close()
-            del self.relays[relay.number]
+            del self.relays[relay.process.pid]
+            relay.leaves_place.set()
             relay.drained.set()
             self.settings.answered()
             relay.desk.end()
-        if not self._is_ending:
+        if has_retired:
+            log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
+        elif not self._is_ending:
             code = relay.process.returncode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+
+    def retire(self, relay: RelayAtOwner) -> None:
+        """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
+        relay.send(Note("retire"))
+        self._replace(relay)
+
+    def _replace(self, relay: RelayAtOwner) -> None:
+        """Start another relay, since this relay retires."""
+        if relay.state == "accepting":
+            log.info("relay %d (process %d) retires, and is replaced", relay.number, relay.process.pid)
+            relay.state = "retiring"
+            relay.leaves_place.set()
+            self.settings.answered()
 
     async def drain(self) -> None:
         """Have all relays accept nothing new, and wait until they have no request left."""
         self._is_ending = True
         draining = [*self.relays.values()]
         for relay in draining:
-            if relay.state == "accepting":
+            if relay.state in ("accepting", "retiring"):
                 relay.state = "draining"
                 relay.send(Note("drain"))
             else:
@@ -212,7 +240,7 @@ class Relays:
     def hurry(self) -> None:
         """Cut short a drain that is under way or will follow."""
         for relay in self.relays.values():
-            if relay.state in ("accepting", "draining"):
+            if relay.state in ("accepting", "retiring", "draining"):
                 relay.send(Note("hurry"))
 
     async def end(self) -> None:
@@ -244,14 +272,23 @@ class Relays:
                 self._note_pulse(relay, frame)
             case Note("record"):
                 self._recorded(frame)
-            case Note("drained"):
-                relay.drained.set()
+            case Note("drained" | "retiring"):
+                self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
             case _ if has_effect:
                 relay.desk.receives(frame)
             case _:
                 pass
+
+    def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
+        """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
+        if kind == "retiring":
+            self._replace(relay)
+            return
+        relay.drained.set()
+        if relay.state == "retiring":
+            relay.send(Note("end"))
 
     def _accept(self, relay: RelayAtOwner) -> None:
         """Have a relay accept connections."""
@@ -270,23 +307,37 @@ class Relays:
             due_at = trio.current_time() + PULSE_S
             await trio.sleep_until(due_at)
             now = trio.current_time()
-            relays = [one for one in self.relays.values() if one.state == "accepting"]
+            relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
+            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
             for relay in relays:
-                self._send_pulse(relay, relays)
+                self._send_pulse(relay, peers)
                 if why := relay.fault(now):
                     relay.kill(why)
 
-    def _send_pulse(self, relay: RelayAtOwner, relays: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all, and have it forget outcomes."""
-        connections, requests = [one.connections for one in relays], sum(one.requests for one in relays)
+    def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
+        """Send a relay the means of all that accept connections."""
+        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
-            "connections": sum(connections) / len(relays), "requests": requests / len(relays),
+            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
             "is_fewest": relay.connections == min(connections),
         }))  # fmt: skip
-        relay.send(Note("settled", 0, {"seq": relay.talk.received}))
+        if not self._has_ledger:
+            relay.settle(relay.talk.received)
+
+    # Outcomes: those that are counted, and those that are counted on disk.
+
+    def newest_outcomes(self) -> Marks:
+        """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
+        talks = [relay.talk for relay in self.relays.values()]
+        return {talk.identity: talk.counted for talk in talks if talk.identity and talk.counted}
+
+    def settle(self, marks: Marks) -> None:
+        """Have relays forget the outcomes that are counted on disk."""
+        for relay in self.relays.values():
+            relay.settle(marks.get(relay.talk.identity, 0))
 
     # Settings: in all relays, or in none.
 

@@ -45,6 +45,8 @@ class OwnerTalk:
     def __init__(self, asks_max: int) -> None:
         """The relay may have `asks_max` requests at once: for each of its connections a request, and a copy."""
         self.requests: dict[int, RequestThere] = {}
+        self.identity = ""
+        """The relay's, from its `hello` on."""
         self.unread_bytes = 0
         """Set by the caller: the bytes that the relay has not read yet."""
         self._asks_max = asks_max
@@ -74,6 +76,16 @@ class OwnerTalk:
     def received(self) -> int:
         """The number of the newest outcome."""
         return self._seq
+
+    @property
+    def counted(self) -> int:
+        """The number of the newest outcome that this owner has used: those of a report wait until it is open."""
+        return self._seq if self._is_open else 0
+
+    @property
+    def settled(self) -> int:
+        """The number of the newest outcome that is settled."""
+        return self._settled
 
     @property
     def is_hung(self) -> bool:
@@ -157,7 +169,9 @@ class OwnerTalk:
 
     def _note(self, frame: Note) -> None:
         kind = frame.kind
-        if kind == "shadow":
+        if kind == "hello":
+            self.identity = str(frame.content.get("identity", ""))
+        elif kind == "shadow":
             request_in(self.requests, frame.number, "trying")
         elif kind == "added":
             self._count(whole(frame, "seq"))

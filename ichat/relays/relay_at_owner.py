@@ -11,7 +11,7 @@ import trio
 
 from ichat.protocol.messages import Count
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.values import Frame, TalkError
+from ichat.relays.values import Frame, Note, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 ASKS_MAX = 2_000_000
 SILENT_S = 10.0
 
-RelayState = Literal["starting", "accepting", "draining", "gone"]
+RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
+"""`retiring`: it leaves new connections to other relays, and ends when it has none left."""
 
 
 @attrs.frozen
@@ -65,6 +66,8 @@ class RelayAtOwner:
         self.refusal = ""
         """Why it could not prepare the newest settings."""
         self.drained = trio.Event()
+        self.leaves_place = trio.Event()
+        """Set when another relay may replace it: it retires, or has ended."""
         self._descriptors = descriptors
 
     def __repr__(self) -> str:
@@ -75,6 +78,12 @@ class RelayAtOwner:
         if self.wire is not None and self.wire.is_open and not self.talk.is_over:
             self.talk.sends(frame)
             self.wire.send(frame)
+
+    def settle(self, seq: int) -> None:
+        """Have the relay forget its outcomes up to a number: no later owner needs them."""
+        seq = min(seq, self.talk.received)
+        if seq > self.talk.settled:
+            self.send(Note("settled", 0, {"seq": seq}))
 
     def is_preparing(self, version: int) -> bool:
         """Whether it may still answer that it has prepared settings, or cannot."""

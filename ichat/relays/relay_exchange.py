@@ -130,7 +130,7 @@ class RelayExchange:
             await self._follow(asking)
         except trio.Cancelled:
             if self._is_cancelled and not progress.client.has_left:
-                await end_cancelled(progress, errors.request_cancelled())  # noqa: ASYNC102 it has a shield with a bound
+                await end_cancelled(progress, parts.desk.cancel_error())  # noqa: ASYNC102 it has a shield with a bound
             raise
         finally:
             self._asking = None

@@ -6,19 +6,23 @@ of the listeners. On the connection for frames the owner sends settings, and say
 
 import logging
 import os
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import trio
 
+from ichat import errors
 from ichat.errors import ApiError, Exit
 from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import READABLE, Hub
+from ichat.http.leaving import Retirement
 from ichat.http.listeners import adopt_listeners
 from ichat.http.pool import Pool
 from ichat.http.request import Request
@@ -57,6 +61,7 @@ class RelayProcess:
         self._descriptors = descriptors
         self._hub = Hub()
         self._talk = RelayTalk()
+        self._talk.about = {"identity": secrets.token_hex(8)}
         self._wire: FrameWire | None = None
         self._settings: RelaySettings | None = None
         self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
@@ -69,6 +74,8 @@ class RelayProcess:
         self._door: FrontDoor[None] | None = None
         self._requests = 0
         """In flight, as the owner heard last."""
+        self._is_accepting = False
+        self._has_drained = False
         self._ended = trio.Event()
         """Set when this process must end."""
         self._nursery: trio.Nursery
@@ -95,14 +102,17 @@ class RelayProcess:
             outer.cancel_scope.cancel()
 
     async def _obey_signals(self) -> None:
-        """End in good order at SIGTERM: the owner starts another relay."""
+        """Retire at SIGTERM: the owner starts another relay."""
         import signal
 
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await anext(signals)
-            log.info("stop signal: draining")
-            await self._drain()
-            self._ended.set()
+            if not self._is_accepting:
+                self._ended.set()
+                return
+            log.info("stop signal: retiring")
+            self.send(Note("retiring"))
+            await self._retire()
 
     # The owner's frames.
 
@@ -155,11 +165,7 @@ class RelayProcess:
                 log.error("the connection to the owner has ended: %s", why)
             self._desk.lose_owner()
             self._talk.lose_owner(monotonic_now())
-            self._nursery.start_soon(self._drain_and_end)
-
-    async def _drain_and_end(self) -> None:
-        await self._drain()
-        self._ended.set()
+            self._nursery.start_soon(self._drain, self._ended.set)
 
     def send(self, frame: Frame) -> None:
         """Send a frame to the owner, in the order of frames."""
@@ -216,7 +222,7 @@ class RelayProcess:
     def _on_accept(self, _frame: Note) -> None:
         if self._door is None or not self._listeners:
             raise TalkError("Nothing can be accepted without settings and listeners.")
-        listeners, self._listeners = self._listeners, []
+        listeners, self._listeners, self._is_accepting = self._listeners, [], True
         self._nursery.start_soon(self._door.serve_forever, listeners)
 
     def _on_pulse(self, frame: Note) -> None:
@@ -246,17 +252,36 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain_and_say_so)
+        self._nursery.start_soon(self._drain, self._note_drained)
 
-    async def _drain_and_say_so(self) -> None:
-        await self._drain()
+    async def _drain(self, then: Callable[[], None]) -> None:
+        if self._door is not None:
+            await self._door.drain()
+        then()
+
+    def _on_retire(self, _frame: Note) -> None:
+        self._nursery.start_soon(self._retire)
+
+    async def _retire(self) -> None:
+        """Leave new connections to other relays, answer the requests on kept connections, and report the end."""
+        door = self._door
+        if door is None or self._settings is None or door.retirement is not None:
+            return
+        for client in [*door.clients]:
+            if not client.blocks_drain:  # it follows a log, and connects again
+                client.cut()
+        overdue = partial(self._desk.end_all, errors.draining)
+        await door.retire(Retirement(total_s=self._settings.timeouts.takeover_s, overdue=overdue))
+        self._note_drained()
+
+    def _note_drained(self) -> None:
+        """Report to the owner that no connection is left."""
+        if self._has_drained:
+            return
+        self._has_drained = True
         if self._parts is not None:
             self._send_sums(self._parts)
         self.send(Note("drained"))
-
-    async def _drain(self) -> None:
-        if self._door is not None:
-            await self._door.drain()
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:
@@ -267,7 +292,7 @@ class RelayProcess:
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
         "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "drain": _on_drain, "hurry": _on_hurry, "end": _on_end, "bye": _on_end,
+        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end, "bye": _on_end,
     }  # fmt: skip
 
     # Requests.

@@ -5,8 +5,8 @@ there is no owner the relay decides nothing: requests wait, and outcomes are kep
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -16,6 +16,7 @@ from ichat.relays.values import (
     COPIES,
     HEAD_ONLY,
     NEVER,
+    NOTHING,
     TELLS_HEAD,
     Frame,
     HeadSeen,
@@ -64,6 +65,8 @@ class RelayTalk:
         """Set while the owner does not read: outcomes wait here."""
         self.unsettled: deque[SentOutcome | Note] = deque()
         self.term = 0
+        self.about: Mapping[str, Any] = NOTHING
+        """Facts about this relay, which each owner gets."""
         self._outcomes_max = outcomes_max
         self._link: Link | None = None
         self._seq = self._sent = self._settled = 0
@@ -96,7 +99,7 @@ class RelayTalk:
             raise TalkError(f"The owner of term {term} is not later than that of term {self.term}.")
         link = Link(is_owner=False, settings=self._settings)
         link.check(greeting, is_sent=False)
-        frames: list[Frame] = [hello(self.term, self._settings), *self._reports(now)]
+        frames: list[Frame] = [hello(self.term, self._settings, self.about), *self._reports(now)]
         self._link, self.term, self.is_blocked = link, term, False
         self._add_up(is_last=True)
         frames += [
@@ -285,6 +288,8 @@ class RelayTalk:
         kind = frame.kind
         if isinstance(frame, Note) and kind == "settled":
             self._settle(whole(frame, "seq"))
+        elif kind == "pulse":
+            self._bound_unsettled()
         if kind not in _ANSWERS:
             return kind != "cancel" or frame.number in self.requests
         one = request_in(self.requests, frame.number, *_ANSWERS[kind])
@@ -312,6 +317,11 @@ class RelayTalk:
             raise TalkError(f"The outcome {seq} cannot be settled: {self._sent} were sent.")
         self._settled = seq
         while self.unsettled and _seq_of(self.unsettled[0]) <= seq:
+            self.unsettled.popleft()
+
+    def _bound_unsettled(self) -> None:
+        """Forget the oldest outcomes if there are too many: the owner has them, and its disk fails for long."""
+        while len(self.unsettled) > self._outcomes_max and _seq_of(self.unsettled[0]) <= self._sent:
             self.unsettled.popleft()
 
     def _forget(self, number: int) -> None:

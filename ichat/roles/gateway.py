@@ -39,6 +39,7 @@ from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
+from ichat.observability.usage.earlier_use import restore_windows
 from ichat.proxy.context import GatewayContext
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.timers import Timers
@@ -144,6 +145,8 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
     await nursery.start(control.ledger.run)
+    if control.ledger.enabled:
+        await restore_windows(control.ledger.read, control.quotas)
     nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
     nursery.start_soon(_prune_forever, directory, reloader)
     nursery.start_soon(reap_forever, supervisor if data.relays is None else KnownPids((supervisor, data.relays)))

@@ -192,7 +192,11 @@ def build_data_plane(
     )  # fmt: skip
     relays = None
     if config.server_settings.relays:
-        relays = Relays(hub, state.path, config, log_format=config.logs.format, recorded=RecordedRefusals(handler))
+        relays = Relays(
+            hub, state.path, config,
+            log_format=config.logs.format, recorded=RecordedRefusals(handler), has_ledger=control.ledger.enabled,
+        )  # fmt: skip
+        control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,

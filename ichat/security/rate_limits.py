@@ -5,7 +5,7 @@ Purely synchronous.
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -42,6 +42,15 @@ class Window:
         newest[1] += count
         self._sum += count
 
+    def restore(self, counts: Counter[int]) -> None:
+        """Add the counts of earlier seconds."""
+        seconds = +counts
+        for second, count in self._seconds:
+            seconds[second] += count
+        self._seconds = deque([second, count] for second, count in sorted(seconds.items()))
+        self._newest = self._seconds[-1] if self._seconds else [-1, 0]
+        self._sum = seconds.total()
+
     def sum(self, now: float) -> int:
         """Return the count of the last minute."""
         seconds, since = self._seconds, now - WINDOW_S
@@ -57,6 +66,17 @@ class Window:
             if left < limit:
                 return max(1, math.ceil(second + WINDOW_S - now))
         return 1
+
+
+class EarlierUse(NamedTuple):
+    """The use of a key in a second, as an earlier process counted it."""
+
+    second: int
+    """By the clock of the limits in this process."""
+    key: str
+    """Its name; empty for requests without a key."""
+    requests: int
+    tokens: int
 
 
 class SpendingRecord(Protocol):
@@ -165,6 +185,37 @@ class Quotas:
 
     def _each(self) -> Iterable[Quota]:
         return (self._all, *(quotas[0] for quotas in self._by_key.values()))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether there is a limit for a minute."""
+        return any(
+            limit is not None
+            for one in self._each()
+            for limit in (one.limits.requests_per_minute, one.limits.tokens_per_minute)
+        )
+
+    def restore_windows(self, used: Iterable[EarlierUse]) -> None:
+        """Count the use of the last minute that an earlier process has counted."""
+        found: dict[Quota, tuple[Counter[int], Counter[int]]] = {}
+        for use in used:
+            for one in self._by_key.get(use.key, self._keyless):
+                requests, tokens = found.setdefault(one, (Counter(), Counter()))
+                requests[use.second] += use.requests
+                tokens[use.second] += use.tokens
+        for one, (requests, tokens) in found.items():
+            one.requests.restore(requests)
+            one.tokens.restore(tokens)
+
+    def restore(self, key: str) -> "QuotaReservation":
+        """Count a request in flight that an earlier process has let in: no limit refuses it.
+
+        `restore_windows` has counted it for the limits of a minute.
+        """
+        used = self._by_key.get(key, self._keyless)
+        for one in used:
+            one.in_flight += 1
+        return QuotaReservation(used)
 
     @property
     def needs_sums(self) -> bool:

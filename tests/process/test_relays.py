@@ -17,14 +17,40 @@ FORBIDDEN = ("ichat.roles", "ichat.admin", "prometheus_client", "httpx", "hyperc
 
 
 def relays_of(program):
-    """Return the relays of a gateway, by their numbers."""
-    found = {}
+    """Return the relays of a gateway, in the order of their numbers."""
+    found = []
     for process in program.descendants():
         words = process.cmdline()
         if "relay" in words:
             (number,) = (word.partition("=")[2] for word in words if word.startswith("--number="))
-            found[int(number)] = process
-    return found
+            found.append((int(number), process.pid, process))
+    return [process for _, _, process in sorted(found)]
+
+
+def holder_of(connection, program):
+    """Return the relay that has a connection."""
+    port = connection.sock.getsockname()[1]
+    return next(
+        process
+        for process in relays_of(program)
+        if any(one.raddr and one.raddr.port == port for one in process.net_connections())
+    )
+
+
+def begin(program, path, connection=None):
+    """Send a request that is answered once a file is there, and return its connection."""
+    if connection is None:
+        connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
+    body = f'{{"model": "m", "until_there": "{path}"}}'
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    return connection
+
+
+def ended(connection):
+    """Return the status of the response on a connection, and whether it ends the connection."""
+    with connection.getresponse() as response:
+        response.read()
+        return response.status, response.getheader("connection") == "close"
 
 
 @pytest.fixture
@@ -73,7 +99,7 @@ def test_requests_are_answered_by_relays_that_stay_small(split):
         assert (status, answer["model"]) == (200, "m")
     assert program.ask("/v1/chat/completions", {"model": "unknown"})[0] == 404
     assert program.get("/v1/models")[0] == 200
-    assert max(process.memory_info().rss for process in relays_of(program).values()) < RSS_MAX
+    assert max(process.memory_info().rss for process in relays_of(program)) < RSS_MAX
 
 
 def test_a_killed_relay_is_replaced(split):
@@ -81,11 +107,11 @@ def test_a_killed_relay_is_replaced(split):
     program = split(worker("m"))
     program.wait_until_ready("m-0")
     before = relays_of(program)
-    before[1].send_signal(signal.SIGKILL)
+    before[0].send_signal(signal.SIGKILL)
     program.until(lambda: program.text().count("relay 1 accepts connections") == 2)
     after = relays_of(program)
-    assert after[1].pid != before[1].pid
-    assert after[2].pid == before[2].pid
+    assert after[0].pid != before[0].pid
+    assert after[1].pid == before[1].pid
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
     assert "relay 1" in program.text()
 
@@ -94,31 +120,70 @@ def test_a_killed_relay_frees_the_places_of_its_requests(split, tmp_path):
     """A worker with a single place answers the next request after the relay of the first has ended."""
     program = split(worker("m", "max_in_flight = 1"))
     program.wait_until_ready("m-0")
-    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
-    never = tmp_path / "never"
-    body = f'{{"model": "m", "until_there": "{never}"}}'
-    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+    connection = begin(program, tmp_path / "never")
     program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
-    port = connection.sock.getsockname()[1]
-    holder = next(
-        process
-        for process in relays_of(program).values()
-        if any(one.raddr and one.raddr.port == port for one in process.net_connections())
-    )
-    holder.send_signal(signal.SIGKILL)
+    holder_of(connection, program).send_signal(signal.SIGKILL)
     program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 0)
     connection.close()
+
+
+def test_a_relay_retires_at_a_stop_signal(split, tmp_path):
+    """It is replaced at once. What is under way ends, what still arrives is answered, and then it ends by itself."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    there = tmp_path / "there"
+    first = begin(program, there)
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
+    old = holder_of(first, program)
+    kept = []
+    while not kept or holder_of(kept[-1], program) != old:
+        kept.append(begin(program, tmp_path))
+        assert ended(kept[-1]) == (200, False)
+    old.send_signal(signal.SIGTERM)
+    program.until(lambda: program.text().count("accepts connections") == 3)
+    shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
+    assert sorted(one["state"] for one in shown) == ["accepting", "accepting", "retiring"]
+    assert [one["pid"] for one in shown if one["state"] == "retiring"] == [old.pid]
+    assert ended(begin(program, tmp_path, kept[-1])) == (200, True)
+    there.touch()
+    assert ended(first)[0] == 200
+    for connection in (first, *kept):
+        connection.close()
+    assert psutil.wait_procs([old], LIMIT_S)[1] == []
+    program.until(lambda: "it has retired" in program.text())
+    assert "relay is killed" not in program.text()
+    assert "it is started again" not in program.text()
+
+
+def test_all_relays_may_retire_at_once(split, tmp_path):
+    """New connections wait for the relays that take their places, and none is refused; a stop ends all of them."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    waiting = begin(program, tmp_path / "there")
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
+    before = relays_of(program)
+    for relay in before:
+        relay.send_signal(signal.SIGTERM)
+    for _ in range(20):
+        assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    program.until(lambda: len(relays_of(program)) == 3)
+    (tmp_path / "there").touch()
+    assert ended(waiting)[0] == 200
+    waiting.close()
+    relays = [*before, *relays_of(program)]
+    assert program.stop() == 0
+    assert psutil.wait_procs(relays, LIMIT_S)[1] == []
 
 
 def test_relays_end_with_their_gateway(split):
     """After an ordered stop, and after kill -9 of the gateway, no relay is left."""
     program = split(worker("m"))
-    relays = [*relays_of(program).values()]
+    relays = relays_of(program)
     os.kill(program.process.pid, signal.SIGKILL)
     _, left = psutil.wait_procs(relays, LIMIT_S)
     assert left == []
     program = split(worker("m"))
-    relays = [*relays_of(program).values()]
+    relays = relays_of(program)
     assert program.stop() == 0
     _, left = psutil.wait_procs(relays, LIMIT_S)
     assert left == []
@@ -130,7 +195,7 @@ def test_status_lists_relays(split):
     program = split(worker("m"))
     shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
     assert [(one["number"], one["state"]) for one in shown] == [(1, "accepting"), (2, "accepting")]
-    assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program).values()}
+    assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program)}
 
 
 def test_a_reload_changes_all_relays_or_none(split, tmp_path):

@@ -19,13 +19,12 @@ from ichat.config.usage import UsageSettings
 from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import family
 from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
+from ichat.observability.usage.earlier_use import tokens_by_model
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
-    CACHED,
-    INPUT,
     MINUTE_S,
-    OUTPUT,
     Groups,
+    Marks,
     MinuteRows,
     Series,
     Sums,
@@ -34,8 +33,8 @@ from ichat.observability.usage.rows import (
     minute_of,
     no_sums,
 )
-from ichat.observability.usage.store import Batch, TooManyGroups, UsageStore
-from ichat.security.period_limits import ModelTokens, day_start, month_start
+from ichat.observability.usage.store import OK, Batch, TooManyGroups, UsageStore
+from ichat.security.period_limits import day_start, month_start
 from ichat.security.rate_limits import Quotas
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,6 @@ CLOSE_S = 3.0
 """The limit on the last write at the gateway's end."""
 TIDY_S = 3600.0
 """How often old rows are added up, and the oldest removed."""
-OK = "ok"
 
 _Args = TypeVarTuple("_Args")
 _Answer = TypeVar("_Answer")
@@ -95,9 +93,14 @@ class Ledger:
         """Held while rows go from the memory to the disk, and while both are read."""
         self._woken: Listeners[[]] = Listeners()
         """Called when there may be something to do."""
+        self._newest_outcomes: Callable[[], Marks] = dict
+        self._committed: Callable[[Marks], None] = _ignore
+        self._noted: dict[str, int] = {}
+        """The marks that are on disk, or will be with the next write."""
         self._rows: dict[Series, Sums] = {}
         """Counted since the last write."""
         self._waiting: MinuteRows = {}
+        self._waiting_marks: dict[str, int] = {}
         self._batch: Batch | None = None
         """The rows that are being written, or could not be."""
         self._retry_at = 0.0
@@ -179,6 +182,26 @@ class Ledger:
         finally:
             await self._close()  # noqa: ASYNC102 it has a shield with a bound
 
+    def follow(self, newest_outcomes: Callable[[], Marks], committed: Callable[[Marks], None]) -> None:
+        """Write marks with the rows.
+
+        `newest_outcomes` returns the newest outcome of each relay. All until then must have been counted here, or need
+        no row. `committed` is called with marks that are on disk.
+        """
+        self._newest_outcomes, self._committed = newest_outcomes, committed
+
+    async def read_marks(self) -> Marks:
+        """Return the marks on disk; none where the file cannot be read."""
+        if not self.enabled:
+            return {}
+        try:
+            with trio.fail_after(OPEN_S):
+                async with self._lock:
+                    self._noted |= await self._in_thread(self._store.marks)
+        except (sqlite3.Error, OSError, trio.TooSlowError) as error:
+            log.error("%s cannot be read (%s): it may count the last requests twice", self._store.path, _why(error))
+        return dict(self._noted)
+
     async def read(self, question: UsageQuestion) -> tuple[Groups, str]:
         """Return the usage until now, on disk and in memory, and `storage`. Raises TooManyGroups.
 
@@ -237,13 +260,7 @@ class Ledger:
             log.error("%s: limits for a day and a month begin without the earlier usage", storage)
             self._fail(storage)
             return
-        sums = {(one.key, one.model): _tokens_of(found) for one, found in today.items()}
-        used = [ModelTokens(*series, True, *tokens) for series, tokens in sums.items()]
-        for one, found in month.items():
-            before = sums.get((one.key, one.model), (0, 0, 0))
-            rest = (all_ - part for all_, part in zip(_tokens_of(found), before, strict=True))
-            used.append(ModelTokens(one.key, one.model, False, *rest))
-        self._quotas.set_sums(used)
+        self._quotas.set_sums(tokens_by_model(month, today))
 
     async def _flush(self, *, is_last: bool = False) -> None:
         """Write the counts; rows that cannot be written wait."""
@@ -251,16 +268,20 @@ class Ledger:
         rows, self._rows = self._rows, {}
         for series, sums in rows.items():
             add_to(self._waiting.setdefault((minute, series), no_sums()), sums)
+        for relay, seq in self._newest_outcomes().items():
+            if seq > self._noted.get(relay, 0):
+                self._noted[relay] = self._waiting_marks[relay] = seq
         if trio.current_time() < self._retry_at and not is_last:
             return
-        while self._batch is not None or self._waiting or self.storage != OK:
+        while self._batch is not None or self._waiting or self._waiting_marks or self.storage != OK:
             if not await self._write():
                 return
 
     async def _write(self) -> bool:
         """Write the rows that could not be written before, or else what waits; return whether that was done."""
         if self._batch is None:
-            self._batch, self._waiting = Batch(self._waiting), {}
+            self._batch = Batch(self._waiting, self._waiting_marks, minute_of(self._wall()))
+            self._waiting, self._waiting_marks = {}, {}
         why = f"it had no result within {WRITE_S:g} s"
         with trio.move_on_after(WRITE_S):
             try:
@@ -271,7 +292,9 @@ class Ledger:
         if why:
             self._fail(f"{self._store.path} cannot be written: {why}")
             return False
-        self._batch = None
+        marks, self._batch = self._batch.marks, None
+        if marks:
+            self._committed(marks)
         if self.storage != OK:
             log.info("%s is written again; %d requests are in no row", self._store.path, self.rows_lost)
             self.storage = OK
@@ -324,8 +347,8 @@ class Ledger:
         yield family("ichat_usage_rows_lost", self.rows_lost)
 
 
-def _tokens_of(sums: Sums) -> tuple[int, int, int]:
-    return int(sums[INPUT]), int(sums[OUTPUT]), int(sums[CACHED])
+def _ignore(_marks: Marks) -> None:
+    """Do nothing: there are no relays."""
 
 
 def _why(error: Exception) -> str:

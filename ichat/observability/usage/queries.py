@@ -9,6 +9,11 @@ from ichat.observability.usage.rows import MINUTE_S, MINUTES_A_DAY, MINUTES_A_HO
 
 TABLES = read_text("ichat.observability.usage", "tables.sql").strip().split(";")[:-1]
 """The statements that make the tables."""
+MARKS_TABLE = """CREATE TABLE IF NOT EXISTS marks (
+    relay TEXT PRIMARY KEY, seq INTEGER NOT NULL, minute INTEGER NOT NULL
+) WITHOUT ROWID"""
+"""Made with the first mark. An earlier release ignores this table, so that the version of the file is the same."""
+HAS_MARKS = "SELECT count(*) FROM sqlite_master WHERE name = 'marks'"
 _COUNTED = ("requests", "errors", "input", "output", "cached", "estimated", "busy_ms")
 _SUMS = ", ".join(f"sum({name})" for name in _COUNTED)
 _NAMED_SUMS = ", ".join(f"sum({name}) AS {name}" for name in _COUNTED)
@@ -22,6 +27,9 @@ SET_ADDED_UP = "UPDATE added_up SET until = ?"
 FIRST_BETWEEN = "SELECT min(minute) FROM usage WHERE minute >= ? AND minute < ?"
 SUMS_OF_HOUR = f"SELECT series, {_SUMS} FROM usage WHERE minute >= ? AND minute < ? GROUP BY series"  # noqa: S608
 DELETE_BETWEEN = "DELETE FROM usage WHERE minute >= ? AND minute < ?"
+MARKS = "SELECT relay, seq FROM marks"
+SET_MARK = "INSERT OR REPLACE INTO marks VALUES (?, ?, ?)"
+DELETE_MARKS = "DELETE FROM marks WHERE minute < ?"
 DELETE_UNUSED_SERIES = "DELETE FROM series WHERE id NOT IN (SELECT series FROM usage)"
 
 SPANS: Mapping[str, int] = {"minute": 1, "hour": MINUTES_A_HOUR, "day": MINUTES_A_DAY, "month": MINUTES_A_DAY}

@@ -14,7 +14,10 @@ Sums = list[float]
 MinuteRows = MutableMapping[tuple[int, Series], Sums]
 """By the minute since 1970, and the series."""
 
-INPUT, OUTPUT, CACHED, BUSY_S = 2, 3, 4, 6
+Marks = Mapping[str, int]
+"""By the identity of each relay: its newest outcome. This outcome and all before it are in the rows, or need no row."""
+
+REQUESTS, INPUT, OUTPUT, CACHED, BUSY_S = 0, 2, 3, 4, 6
 """The places of some of the sums."""
 
 

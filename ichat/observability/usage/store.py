@@ -21,6 +21,7 @@ from ichat.observability.usage.rows import (
     MINUTES_A_DAY,
     MINUTES_A_HOUR,
     Groups,
+    Marks,
     Series,
     Sums,
     UsageGroup,
@@ -29,6 +30,8 @@ from ichat.observability.usage.rows import (
 log = logging.getLogger(__name__)
 
 FILE = "usage.sqlite3"
+OK = "ok"
+"""Stands for a store that has everything."""
 VERSION = 1
 """Of the tables: `PRAGMA user_version`."""
 BUSY_S = 1.0
@@ -41,6 +44,8 @@ GROUPS_MAX = 20_000
 """How many groups the answer to a question may have."""
 DAMAGED_KEPT = 3
 """How many damaged files are kept aside."""
+MARK_MINUTES = MINUTES_A_DAY
+"""A mark that has not changed for this number of minutes is removed: its relay has ended, or has nothing unsettled."""
 _STEPS = 100_000
 """Instructions of SQLite's machine between two looks at the time."""
 
@@ -51,9 +56,12 @@ class TooManyGroups(Exception):
 
 @attrs.define(eq=False)
 class Batch:
-    """Rows on their way to the disk."""
+    """Rows on their way to the disk, and the marks that are true with them."""
 
     rows: Mapping[tuple[int, Series], Sums]
+    marks: Marks = attrs.field(factory=dict[str, int])
+    minute: int = 0
+    """In which the marks were noted."""
     is_written: bool = False
     """Set by the thread, so that rows of a write that was not waited for are not written again."""
 
@@ -74,7 +82,7 @@ class UsageStore:
         return f"<UsageStore {self.path}>"
 
     def write(self, batch: Batch) -> None:
-        """Add the rows to the file, all or none of them."""
+        """Add the rows to the file and note the marks, or change nothing."""
         if batch.is_written:
             return
         with self._mended() as connection, connection:
@@ -86,6 +94,9 @@ class UsageStore:
                     number = new[series] = _number_of(connection, series)
                 values = (*(int(one) for one in sums[:-1]), round(sums[-1] * 1000))
                 connection.execute(queries.UPSERT, (minute, number, *values))
+            if batch.marks:
+                connection.execute(queries.MARKS_TABLE)
+                connection.executemany(queries.SET_MARK, [(*mark, batch.minute) for mark in batch.marks.items()])
         self._ids |= new
         batch.is_written = True
 
@@ -102,10 +113,20 @@ class UsageStore:
             raise TooManyGroups
         return found
 
+    def marks(self) -> Marks:
+        """Return the marks of all relays."""
+        with self._mended() as connection:
+            return dict(connection.execute(queries.MARKS).fetchall()) if _has_marks(connection) else {}
+
     def tidy(self, now_minute: int, minute_days: float, keep_days: float) -> bool:
-        """Add up an hour that is old enough, or else remove a day that is too old; return whether there was any."""
+        """Add up an hour that is old enough, or else remove a day that is too old; return whether there was any.
+
+        Old marks are removed, too.
+        """
         with self._mended() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
+            if _has_marks(connection):
+                connection.execute(queries.DELETE_MARKS, (now_minute - MARK_MINUTES,))
             return self._add_up(connection, now_minute - int(minute_days * MINUTES_A_DAY)) or self._forget(
                 connection, now_minute - int(keep_days * MINUTES_A_DAY)
             )
@@ -193,6 +214,10 @@ def _number_of(connection: sqlite3.Connection, series: Series) -> int:
     connection.execute(queries.INSERT_SERIES, series)
     (number,) = connection.execute(queries.ID_OF_SERIES, series).fetchone()
     return number
+
+
+def _has_marks(connection: sqlite3.Connection) -> bool:
+    return connection.execute(queries.HAS_MARKS).fetchone() == (1,)
 
 
 @contextlib.contextmanager

@@ -107,6 +107,10 @@ class Pair:
     (Note("settings", 0, {"version": 1}), Note("cannot", 0, {"version": 1, "why": "no file"}),
      Note("forget", 0, {"version": 1}), ask(1), step(1)),
     (ask(1), Note("pulse"), Note("bye")),
+    (Note("accept"), ask(1), Note("retire"), ask(2), step(2), ended(2, 1), step(1), ended(1, 2), Note("drained"),
+     Note("end")),
+    (Note("accept"), Note("retiring"), ask(1), step(1), ended(1, 1), Note("drained"), Note("end")),
+    (Note("accept"), Note("retiring"), Note("retire"), Note("drained"), Note("end")),
 ])  # fmt: skip
 def test_allowed_orders_pass_both_sides(frames):
     """Neither side raises where the order is kept."""
@@ -164,6 +168,11 @@ def test_allowed_orders_pass_both_sides(frames):
     (Note("bye"), Note("retire")),
     (ask(1), Note("bye"), step(1)),
     (Note("end"), ask(1)),
+    # a relay retires once, and does not accept again
+    (Note("accept"), Note("accept")),
+    (Note("accept"), Note("retire"), Note("retire")),
+    (Note("accept"), Note("retire"), Note("accept")),
+    (Note("accept"), Note("retiring"), Note("retiring")),
     # the beginning and the directions
     (hello(9),),
     (Note("report"),),
@@ -182,7 +191,7 @@ def test_forbidden_orders_are_refused(frames):
 @pytest.mark.parametrize("frames", [
     (step(1),), (ask(1), refused(1), refused(1)), (ask(1), step(1), step(1, 2)), (ask(1), Note("gone", 1)),
     (ask(1), step(1), waits(1)), (Note("settled", 0, {"seq": 1}),), (ask(1), step(1, settings=4)), (Note("leave", 1),),
-    (Note("bye"), Note("retire")), (hello(1),),
+    (Note("bye"), Note("retire")), (hello(1),), (Note("retire"), Note("accept")), (Note("retire"), Note("retire")),
 ])  # fmt: skip
 def test_relays_refuse_a_forbidden_frame_of_their_owner(frames):
     """A relay does not rely on its owner's checks."""
@@ -403,3 +412,21 @@ def test_adopted_relays_keep_their_settings():
         ask(1), step(1, settings=3), *(Note(kind, 0, {"version": 4}) for kind in ("settings", "prepared", "commit"))
     )
     assert json.dumps(hello(1).content)
+
+
+def test_an_owner_whose_disk_fails_for_long_costs_a_relay_no_memory():
+    """Beyond a bound the relay forgets the oldest outcomes that were sent, and settling goes on with the others."""
+    pair = Pair(outcomes_max=3)
+    for number in range(1, 9):
+        pair.carried(pair.relay.ask(ask(number), number, pair.now))
+        frame = step(number)
+        pair.owner.sends(frame)
+        pair.relay.receives(frame, pair.now)
+        pair.carried(pair.relay.sends(ended(number, number), pair.now))
+    assert len(pair.relay.unsettled) == 8
+    pair.relay.receives(Note("pulse"), pair.now)
+    assert [one.seq for one in pair.relay.unsettled] == [6, 7, 8]
+    settled = Note("settled", 0, {"seq": 7})
+    pair.owner.sends(settled)
+    pair.relay.receives(settled, pair.now)
+    assert [one.seq for one in pair.relay.unsettled] == [8]
