@@ -27,7 +27,7 @@ from ichat.relays.link import hello, whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
-from ichat.relays.values import Frame, Note
+from ichat.relays.values import Frame, Note, SentAsk, SentOutcome
 from ichat.relays.wire import FrameWire
 from ichat.supervisor.launch import own_environment
 
@@ -262,6 +262,8 @@ class Relays:
         """Called with each frame of a relay. Raises TalkError."""
         has_effect = relay.talk.receives(frame)
         match frame:
+            case SentAsk() | SentOutcome():
+                relay.desk.receives(frame)
             case Note("ready"):
                 relay.talk.open()
                 self.settings.offer(relay)
@@ -276,10 +278,9 @@ class Relays:
                 self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
-            case _ if has_effect:
-                relay.desk.receives(frame)
             case _:
-                pass
+                if has_effect:
+                    relay.desk.receives(frame)
 
     def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
         """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""

@@ -20,6 +20,7 @@ from ichat.relays.timers import Timers
 from ichat.relays.values import (
     HEAD_ONLY,
     HIDES_KEYS,
+    IGNORES_PREFIX,
     MAY_STEER,
     TELLS_HEAD,
     Frame,
@@ -36,6 +37,9 @@ from ichat.relays.values import (
 )
 from ichat.routing.endpoint import Endpoint, EndpointFacts
 
+HEADS_MAX, SIGN_BYTES_MAX = 1024, 1024
+"""How many heads of a relay are kept, and how much of a head may be in the name of each."""
+
 
 class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
@@ -47,6 +51,8 @@ class OwnerDesk(RelayDesk):
         self._timers = timers
         self._clock = clock
         self._requests: dict[int, RequestAtRelay] = {}
+        self._heads: dict[tuple[bytes, ...], RequestHead] = {}
+        """The heads of usual requests, which are much alike."""
         self._numbers = itertools.count(1)
         self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
         """The numbers of endpoints that the relay knows, each with the facts that it has got."""
@@ -102,7 +108,7 @@ class OwnerDesk(RelayDesk):
             self._finish(one, phase)
 
     def _ask(self, asked: SentAsk) -> None:
-        head, handler = head_of(asked), self._handler
+        head, handler = self._head_of(asked), self._handler
         try:
             caller = handler.authenticate(head, asked.peer)
         except ApiError as error:
@@ -122,6 +128,18 @@ class OwnerDesk(RelayDesk):
             self._refuse(one, Failure.of(error))
         else:
             self._carry_out(one, step)
+
+    def _head_of(self, asked: SentAsk) -> RequestHead:
+        """Return the head of a request, as far as decisions need it."""
+        sign = (asked.credential, asked.host, asked.method, asked.path)
+        if asked.headers or asked.bits & HEAD_ONLY or asked.path not in ROUTES or sum(map(len, sign)) > SIGN_BYTES_MAX:
+            return head_of(asked)
+        head = self._heads.get(sign)
+        if head is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head = self._heads[sign] = head_of(asked)
+        return head
 
     # Steps.
 
@@ -151,6 +169,8 @@ class OwnerDesk(RelayDesk):
         assert lease is not None
         endpoint, circuit = lease.endpoint, lease.endpoint.circuit
         bits = MAY_STEER * grant.may_steer | HIDES_KEYS * grant.hides_keys
+        if desk.ignores_prefix:
+            bits |= IGNORES_PREFIX
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
         one.step, one.was_heard, one.told = step, False, None

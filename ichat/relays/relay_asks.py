@@ -12,11 +12,11 @@ from ichat.security.auth import CREDENTIALS
 _JUDGED = (
     CREDENTIALS - {b"authorization"}
     | FORWARDED
-    | {b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"content-encoding", b"content-type"}
+    | {b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"content-encoding"}
     | {b"traceparent", b"tracestate", HOP_HEADER}
 )
-"""Headers that a decision may depend on, beside those that each ask has."""
-_USUAL_TYPE = (b"content-type", b"application/json")
+"""Headers that a decision may depend on, beside those that each ask has, and a content type that is not `_JSON`."""
+_TYPE, _JSON = b"content-type", b"application/json"
 
 
 def asked_of(
@@ -38,7 +38,8 @@ def asked_of(
     """Return the part of a request's head that the owner gets."""
     names = request.by_name
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    if not _JUDGED.isdisjoint(names) or len(names) < len(request.headers) or request.version != b"1.1":
+    is_usual = _JUDGED.isdisjoint(names) and names.get(_TYPE, _JSON) == _JSON
+    if not is_usual or len(names) < len(request.headers) or request.version != b"1.1":
         headers = _judged_of(request)
     shown_id = ""
     if isinstance(request, Request):
@@ -55,7 +56,9 @@ def asked_of(
 
 def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...]:
     """Return the headers of a head that a decision may depend on, beside those that each ask has."""
-    headers = tuple(header for header in request.headers if header[0] in _JUDGED and header != _USUAL_TYPE)
+    headers = tuple(
+        header for header in request.headers if header[0] in _JUDGED or (header[0] == _TYPE and header[1] != _JSON)
+    )
     headers += tuple([header for header in request.headers if header[0] == b"authorization"][1:])
     return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
 

@@ -36,6 +36,7 @@ from ichat.relays.values import (
     COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
+    IGNORES_PREFIX,
     MAY_STEER,
     STREAM,
     SUSPECT,
@@ -52,6 +53,8 @@ from ichat.relays.values import (
 )
 from ichat.security.grant import Grant
 
+NAMES_MAX = 10_000
+"""Of models of which it is noted that their requests need no sums of prefixes."""
 _USAGE_WANTED = usage_wanted("")
 ResultT = TypeVar("ResultT")
 
@@ -66,8 +69,17 @@ class RelayParts:
     settings: RelaySettings
     session_header: bytes = b""
     """The name of the header that names a session, as heads have it; empty: none does."""
+    without_prefixes: set[str] = attrs.field(factory=set[str])
+    """The names that need no sums of prefixes, as their newest steps say."""
     gaps: GapsHere = attrs.field(factory=GapsHere)
     notices: DropNotices = attrs.field(factory=DropNotices)
+
+    def note_prefixes(self, name: str, bits: int) -> None:
+        """Note by the bits of a step whether the next request for a name needs no sums of its prefix."""
+        if not bits & IGNORES_PREFIX:
+            self.without_prefixes.discard(name)
+        elif len(self.without_prefixes) < NAMES_MAX:
+            self.without_prefixes.add(name)
 
 
 def at_once(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT | None:
@@ -161,16 +173,16 @@ class RelayExchange:
             progress.make_keepalive(progress.comment_s)
         bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
         self._name, sums = asked.model, None
-        if not parts.session_header or parts.session_header not in request.by_name:
-            sums = progress.read_prefix()
-        facts = partial(
-            facts, bits=bits, model=asked.model, prompt_bytes=progress.prompt_bytes(),
-            previous=asked.previous_response_id or "",
+        if parts.settings.sends_prefixes and asked.model not in parts.without_prefixes:
+            sums = None if parts.session_header in request.by_name else progress.read_prefix()
+        prefix_bytes, checksums, before = 0, (), ()
+        if sums is not None:
+            prefix_bytes, checksums, before = sums.length, tuple(sums.checksums), tuple(sums.before.items())
+        prompt_bytes = progress.prompt_bytes() if parts.settings.sends_prompt_bytes else 0
+        return facts(
+            bits=bits, model=asked.model, prompt_bytes=prompt_bytes, prefix_bytes=prefix_bytes, checksums=checksums,
+            before=before, previous=asked.previous_response_id or "",
         )  # fmt: skip
-        if sums is None:
-            return facts()
-        before = tuple(sums.before.items())
-        return facts(prefix_bytes=sums.length, checksums=tuple(sums.checksums), before=before)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -315,6 +327,8 @@ class RelayExchange:
         """Return the exchange of an attempt. Raises ApiError for a request that the endpoint must not get."""
         parts, progress, request, step = self._parts, self.progress, self.progress.request, sent.step
         endpoint, ready_at = parts.desk.endpoint(sent), None
+        if (self._name in parts.without_prefixes) != (sent.bits & IGNORES_PREFIX != 0):
+            parts.note_prefixes(self._name, sent.bits)
         if step.edits != self._edits:
             progress.body = await body_for(progress.body, step.edits, self._name)
             self._edits = step.edits

@@ -202,6 +202,7 @@ class RelayProcess:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             self._parts = RelayParts(self._pool, self._desk, clock, settings)
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
+        self._parts.without_prefixes.clear()
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
         logging.getLogger("ichat").setLevel(settings.log_level.upper())

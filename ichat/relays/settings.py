@@ -9,6 +9,7 @@ import attrs
 import cattrs
 from cattrs.errors import BaseValidationError
 
+from ichat.config.aliases import aliases_of
 from ichat.config.checks import RELAYS_MAX
 from ichat.config.schema import Config, Limits, Relays, Timeouts
 from ichat.relays.values import TalkError
@@ -27,6 +28,10 @@ class RelaySettings:
     cors_origins: list[str] = attrs.field(factory=list[str])
     session_header: str = ""
     overhead_header: bool = True
+    sends_prefixes: bool = True
+    """Whether the owner may choose endpoints by the prefixes of requests."""
+    sends_prompt_bytes: bool = True
+    """Whether the owner may choose models by the lengths of prompts."""
     tls_certificate: str | None = None
     tls_key: str | None = None
 
@@ -45,6 +50,8 @@ class RelaySettings:
             settings.cors_origins,
             config.routing.session_header.lower(),
             settings.overhead_header,
+            config.routing.policy == "prefix_aware",
+            any(one.longer is not None for one in aliases_of(config)),
             None if settings.tls_certificate is None else os.path.abspath(settings.tls_certificate),
             None if settings.tls_key is None else os.path.abspath(settings.tls_key),
         )

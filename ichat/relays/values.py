@@ -15,10 +15,11 @@ NEVER = MonotonicNs(0)
 
 STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES = (1 << number for number in range(7))
 """Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request."""
-TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS = (1 << number for number in range(4))
+TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, IGNORES_PREFIX = (1 << number for number in range(5))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 
-`MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`.
+`MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `IGNORES_PREFIX`: so the next request for this name
+needs no sums of its prefix, as long as the steps of that name say so.
 """
 COPIES = 1 << 31
 """Numbers from here on are the owner's, for copies of requests; the relay gives all others."""
