@@ -14,7 +14,7 @@ from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
 from ichat.observability.access_log import AccessLog, shown_path
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, RequestRecord, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.protocol.messages import HEARTBEAT_PATHS
@@ -176,6 +176,24 @@ class Gateway:
         for sink in self._sinks:
             sink.ended(record)
 
+    def record_earlier(self, record: RequestRecord) -> None:
+        """Record a request that has ended while no process was there to decide."""
+        self._metrics.request_began()
+        for sink in self._sinks:
+            sink.ended(record)
+
+    def add_earlier(self, key: str, model: str, worker: str, used: UsedTokens, *, requests: int, errors: int) -> None:
+        """Count many such requests of a key, a model and an endpoint, of which only the sums are known."""
+        self._metrics.used_later(key, model, used)
+        if self._ledger.enabled:
+            self._ledger.add_sums(key, model, worker, used, requests=requests, errors=errors)
+        if self.context.quotas.has_periods:
+            self.context.quotas.spend(key, model, used.input, used.output, used.cached)
+
+    def client_of(self, head: RequestHead, peer: str) -> str:
+        """Return the address of the client that has sent a head."""
+        return client_address(self.context.auth.caller(head, peer), peer)
+
     def count_refusal(self, code: str, caller: Caller) -> None:
         """Count a refused request, by the code of its error or the limit that refuses it."""
         self._metrics.refused(code, caller.key_name)
@@ -199,7 +217,7 @@ class Gateway:
         """Note the tokens of a response that was made in the background."""
         self._metrics.used_later(spender.key_name, spender.model, used)
         if self._ledger.enabled:
-            self._ledger.add_late(spender.key_name, spender.model, spender.worker, used)
+            self._ledger.add_sums(spender.key_name, spender.model, spender.worker, used)
         quotas = self.context.quotas
         quotas.spend_late(spender.key_name, used.total, trio.current_time())
         if quotas.has_periods:

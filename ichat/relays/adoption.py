@@ -3,14 +3,15 @@
 No ask is answered before each relay has reported or ended. So the counts are exact when the first decision is made.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import attrs
 
 from ichat.relays.link import whole
-from ichat.relays.values import Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
+from ichat.relays.values import ENDED, UNDER_WAY, Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 
+_Row = TypeVar("_Row")
 REPORT_NS = 5_000_000_000
 """A relay that has not reported by then is killed."""
 
@@ -34,7 +35,28 @@ class Recent(NamedTuple):
     tokens: int
 
 
-_TYPES = {Trying: (int, int, str, str, str), Recent: (int, str, int, int)}
+class AddedUp(NamedTuple):
+    """The sums of many outcomes of a key, a model and an endpoint."""
+
+    key: str
+    model: str
+    endpoint: str
+    requests: int
+    errors: int
+    input: int
+    output: int
+    cached: int
+    numbers: list[int]
+    """Of the requests that this owner knows."""
+
+
+SUMS = 5
+"""The number of sums in `AddedUp`."""
+_TYPES = {
+    Trying: (int, int, str, str, str),
+    Recent: (int, str, int, int),
+    AddedUp: (str, str, str, *[int] * SUMS, list),
+}
 
 
 def trying_in(report: Note) -> list[Trying]:
@@ -42,13 +64,17 @@ def trying_in(report: Note) -> list[Trying]:
     return [Trying(*row) for row in _rows(report, "trying", _TYPES[Trying])]
 
 
+def sums_in(added: Note) -> list[AddedUp]:
+    """Return the sums of outcomes in a frame `added`. Raises TalkError."""
+    rows = [AddedUp(*row) for row in _rows(added, "rows", _TYPES[AddedUp])]
+    if any(type(number) is not int for row in rows for number in row.numbers):
+        raise TalkError("The requests of a sum of outcomes are no numbers.")
+    return rows
+
+
 def numbers_in(added: Note) -> list[int]:
     """Return the numbers of the requests that a sum of outcomes has. Raises TalkError."""
-    rows = _rows(added, "rows", (str, str, str, int, int, list))
-    numbers = [number for row in rows for number in row[-1]]
-    if any(type(number) is not int for number in numbers):
-        raise TalkError("The requests of a sum of outcomes are no numbers.")
-    return numbers
+    return [number for row in sums_in(added) for number in row.numbers]
 
 
 def _rows(report: Note, name: str, types: tuple[type, ...]) -> list[list[Any]]:
@@ -66,6 +92,21 @@ class _Reported:
     recent: list[Recent] = attrs.field(factory=list[Recent])
     outcomes: list[SentOutcome | Note] = attrs.field(factory=list[SentOutcome | Note])
     asks: list[SentAsk] = attrs.field(factory=list[SentAsk])
+    skipped: int = 0
+    """The newest outcome that the ledger has."""
+
+    def add(self, outcome: SentOutcome | Note, mark: int) -> None:
+        """Note an outcome, unless the ledger has it."""
+        seq = outcome.seq if isinstance(outcome, SentOutcome) else whole(outcome, "seq")
+        if seq > mark:
+            self.outcomes.append(outcome)
+        else:
+            self.skipped = seq
+
+    def after_its_end(self) -> "_Reported":
+        """Return what counts after the relay has ended: its clients have gone."""
+        ended = [asked for asked in self.asks if asked.bits & ENDED]
+        return _Reported(recent=self.recent, outcomes=self.outcomes, asks=ended)
 
 
 class Adopted(NamedTuple):
@@ -79,6 +120,12 @@ class Adopted(NamedTuple):
     """Those that no ledger has; a Note is a sum of outcomes."""
     waiting: list[tuple[str, SentAsk]]
     """The open asks in the order of their times."""
+    under_way: Mapping[tuple[str, int], SentAsk]
+    """The requests with places, by relay and number; copies are not among them."""
+    ended: Mapping[tuple[str, int], SentAsk]
+    """The requests that have ended by an outcome, by relay and number; see `outcomes`."""
+    skipped: Mapping[str, int]
+    """The newest outcome of each relay that the ledger has, and the relay has not forgotten."""
 
 
 class Adoption:
@@ -99,6 +146,10 @@ class Adoption:
         """Whether asks may be answered."""
         return all(one.is_ready for one in self._relays.values())
 
+    def begin_anew(self, now: MonotonicNs) -> None:
+        """Begin the time of all relays anew: this process itself was late."""
+        self._until = now + REPORT_NS
+
     def overdue(self, now: MonotonicNs) -> list[str]:
         """Return the relays that must be killed, since they have not reported in time."""
         return [relay for relay, one in self._relays.items() if now >= self._until and not one.is_ready]
@@ -111,11 +162,9 @@ class Adoption:
         match frame:
             case Note("report"):
                 one.trying += trying_in(frame)
-                one.recent += [Recent(*row) for row in _rows(frame, "recent", _TYPES[Recent])]
+                one.recent += _recent_in(frame)
             case SentOutcome() | Note("added"):
-                seq = frame.seq if isinstance(frame, SentOutcome) else whole(frame, "seq")
-                if seq > self._marks.get(relay, 0):
-                    one.outcomes.append(frame)
+                one.add(frame, self._marks.get(relay, 0))
             case SentAsk():
                 one.asks.append(frame)
             case Note("ready"):
@@ -127,19 +176,39 @@ class Adoption:
         """Note that a relay has ended: its places are free, and its clients have gone. Its outcomes count."""
         one = self._relays.pop(relay, None)
         if one is not None:
-            self._ended.append((relay, _Reported(recent=one.recent, outcomes=one.outcomes)))
+            self._ended.append((relay, one.after_its_end()))
 
     def result(self) -> Adopted:
         """Return the picture. Raises TalkError if a relay is still expected."""
         if not self.is_complete:
             raise TalkError("A relay has neither reported nor ended.")
         all_of = [*self._ended, *self._relays.items()]
+        asks = _all_of(all_of, lambda one: one.asks)
         return Adopted(
-            [(relay, row) for relay, one in all_of for row in one.trying],
-            _windows_of(row for _, one in all_of for row in one.recent),
-            [(relay, item) for relay, one in all_of for item in one.outcomes],
-            sorted(((relay, asked) for relay, one in all_of for asked in one.asks), key=lambda pair: pair[1].at),
+            _all_of(all_of, lambda one: one.trying),
+            _windows_of(row for _, row in _all_of(all_of, lambda one: one.recent)),
+            _all_of(all_of, lambda one: one.outcomes),
+            sorted((pair for pair in asks if not pair[1].bits & (UNDER_WAY | ENDED)), key=lambda pair: pair[1].at),
+            _with_bit(UNDER_WAY, asks),
+            _with_bit(ENDED, asks),
+            {relay: one.skipped for relay, one in all_of if one.skipped},
         )
+
+
+def _all_of(
+    reported: Iterable[tuple[str, _Reported]], rows: Callable[[_Reported], list[_Row]]
+) -> list[tuple[str, _Row]]:
+    """Return the rows of all reports, with their relays."""
+    return [(relay, row) for relay, one in reported for row in rows(one)]
+
+
+def _with_bit(bit: int, asks: Iterable[tuple[str, SentAsk]]) -> dict[tuple[str, int], SentAsk]:
+    """Return the asks with a bit, by their relays and numbers."""
+    return {(relay, asked.number): asked for relay, asked in asks if asked.bits & bit}
+
+
+def _recent_in(report: Note) -> list[Recent]:
+    return [Recent(*row) for row in _rows(report, "recent", _TYPES[Recent])]
 
 
 def _windows_of(rows: Iterable[Recent]) -> dict[tuple[int, str], tuple[int, int]]:

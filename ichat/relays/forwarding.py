@@ -1,6 +1,7 @@
 """How a relay has the owner answer a request: over the owner's inner socket, unchanged but for the client's address."""
 
 import attrs
+import trio
 
 from ichat import errors
 from ichat.config.schema import DRAIN_S_MAX
@@ -15,6 +16,7 @@ from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.leg import Leg
 from ichat.proxy.steps import AttemptStep
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
+from ichat.relays.ownerless import Ownerless
 from ichat.routing.endpoint import EndpointFacts
 
 INNER_SOCKET = "inner"
@@ -23,6 +25,9 @@ _SECONDS = DRAIN_S_MAX + 600.0
 """Until the first byte, and between two bytes: the owner has bounds of its own."""
 _STEP = AttemptStep("", "", first_byte_s=_SECONDS, stall_s=_SECONDS, passes_all=True)
 _MADE_ANEW = frozenset((b"content-length", b"transfer-encoding", b"expect", PEER_HEADER))
+AGAIN_S = 0.1
+"""Before a request is forwarded again that no owner has got."""
+_READS = frozenset((b"GET", b"HEAD"))
 _USUAL = frozenset((b"close", b"keep-alive"))
 """Values of `Connection` that say nothing about other headers: they are about the client's connection only."""
 
@@ -60,24 +65,33 @@ class _PassingSink:
 class InnerSocket:
     """The owner's inner socket, to which a relay forwards the requests that the owner answers itself."""
 
-    def __init__(self, pool: Pool, path: str) -> None:
+    def __init__(self, pool: Pool, path: str, ownerless: Ownerless) -> None:
         self._pool = pool
+        self._ownerless = ownerless
         self._endpoint = EndpointFacts(b"", Upstream("the gateway's own process", path, 0))
 
     def __repr__(self) -> str:
         return f"<InnerSocket {self._endpoint.upstream.host}>"
 
     async def forward(self, request: Request, client: Client) -> None:
-        """Have the owner answer a request. Raises ApiError if nothing has been sent."""
+        """Have the owner answer a request, or the next owner. Raises ApiError if nothing has been sent."""
         pieces = forwarded(request, client.peer)
         request.release_body()
-        leg = Leg(self._pool, self._endpoint, _STEP, _PassingSink(client, request.version), pieces, request.method)
-        try:
-            outcome = await leg.run()
-        finally:
-            del leg.sink
-        if outcome.failure is not None and outcome.kind != "cut":
-            raise errors.owner_away()
+        deadline = trio.current_time() + self._ownerless.timeouts.owner_wait_s
+        while True:
+            await self._ownerless.wait_until_back(deadline)
+            leg = Leg(self._pool, self._endpoint, _STEP, _PassingSink(client, request.version), pieces, request.method)
+            try:
+                outcome = await leg.run()
+            finally:
+                del leg.sink
+            if outcome.failure is None or outcome.kind == "cut":
+                return
+            with trio.move_on_after(AGAIN_S):
+                await self._ownerless.changed.wait()
+            is_lost = request.method in _READS and self._ownerless.since is not None
+            if not (outcome.kind == "unreachable" or is_lost) or trio.current_time() >= deadline:
+                raise errors.owner_away()
 
 
 def forwarded(request: Request, peer: str) -> list[Body]:

@@ -1,7 +1,8 @@
 """A relay's side of decisions: the requests that ask the owner, each woken by the frame that answers it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import trio
@@ -85,6 +86,10 @@ class Asking:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
+def _ignore(_text: bytes) -> None:
+    """Comment nothing: there is no stream."""
+
+
 class FrameDesk:
     """Asks the owner, and knows the endpoints that it has named."""
 
@@ -111,7 +116,7 @@ class FrameDesk:
     def new_number(self) -> int:
         """Return a number that no request of this relay has."""
         self._last = self._last + 1 if self._last < COPIES - 1 else 1
-        while self._last in self._talk.requests:
+        while not self._talk.requests.keys().isdisjoint((self._last, COPIES | self._last)):
             self._last += 1
         return self._last
 
@@ -124,12 +129,22 @@ class FrameDesk:
         progress: RequestProgress | None = None,
         begin: Callable[[SentStep], bool] | None = None,
     ) -> Asking:
-        """Ask, and return where the answers arrive; `end` must follow. Raises ApiError if there is no owner."""
-        frames = self._talk.ask(asked, asked.number, self._now())
-        if not frames:
-            self._talk.sends(Note("leave", asked.number), self._now())
-            raise errors.owner_away()
+        """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked."""
         asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress, begin)
+        for frame in self._talk.ask(asked, asked.number, self._now()):
+            self._send(frame)
+        return asking
+
+    def begin_copy(self, number: int, content: Mapping[str, Any], cancel: Callable[[], None]) -> Asking | None:
+        """Ask for a copy of this request, and return where the answer arrives; `end` must follow.
+
+        None if there is no owner that knows the request.
+        """
+        frames = self._talk.sends(Note("shadow", number, content), self._now())
+        if not frames:
+            return None
+        copy = COPIES | number
+        asking = self.asking[copy] = Asking(copy, cancel, _ignore)
         for frame in frames:
             self._send(frame)
         return asking
@@ -190,13 +205,15 @@ class FrameDesk:
         for asking in self.asking.values():
             asking.cancel()
 
-    def lose_owner(self) -> None:
-        """Refuse the requests that ask: no owner will answer them."""
-        failure = Note("gone")
-        for number, asking in self.asking.items():
-            one = self._talk.requests.get(number)
-            if one is not None and one.phase in ("head", "asked"):
-                asking.answer(failure)
+    def refuse_overdue(self, wait_ns: int) -> None:
+        """Refuse the requests that have waited for a word of an owner for too long, or outlived too many of them."""
+        now = self._now()
+        for number in self._talk.overdue(now, wait_ns):
+            for frame in self._talk.give_up(number, now, wait_ns):
+                self._send(frame)
+            asking = self.asking.get(number)
+            if asking is not None:
+                asking.answer(Note("gone"))
 
     def told(self, clock: TrioClock) -> Note | None:
         """Return how far the oldest requests have got with their endpoints; None if there are none."""

@@ -3,33 +3,35 @@
 A relay that ends is started again, after a pause that grows while it ends soon. A relay that is silent is killed. A
 relay that retires is replaced at once, and ends with its last connection.
 Settings are put in force in all relays or in none.
+
+Relays outlive this process. The next owner finds them by their sockets (`found_relays.py`), collects their reports
+(`adopting.py`), and answers their requests then.
 """
 
 import collections
-import contextlib
 import logging
 import signal
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 import trio
 from prometheus_client import Metric
 
-from ichat.config.command_line import own_command
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
+from ichat.http.listeners import address_name
 from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
-from ichat.relays.link import hello, whole
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView
+from ichat.relays.adopting import Adopting, places_of
+from ichat.relays.link import hello
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
-from ichat.relays.values import Frame, Note, SentAsk, SentOutcome
+from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
-from ichat.supervisor.launch import own_environment
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +44,6 @@ LIVED_S = 10.0
 """After this life, the pause is the first again."""
 END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
-TERM = 1
-"""No relay outlives its owner yet, so that each has the first owner of its life."""
 
 
 class Relays:
@@ -59,16 +57,19 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
-        has_ledger: bool = False,
+        term: int = 1,
+        marks: Callable[[], Marks] | None = None,
     ) -> None:
-        """`directory` is the state directory. `recorded` is called with each refusal of bytes that were no request.
+        """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        With a ledger outcomes are settled by `settle`, else with each pulse.
+        `recorded` is called with each refusal of bytes that were no request. `marks` returns
+        those of the ledger; without a ledger each pulse settles all outcomes.
         """
-        self._has_ledger = has_ledger
+        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
+        self.term = term
         self._recorded = recorded
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
@@ -76,6 +77,9 @@ class Relays:
         self._is_ending = False
         self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
+        self._address = address_name(config.server_settings.host, config.server_settings.port)
+        self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()), marks or dict[str, int])
+        self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
@@ -93,13 +97,8 @@ class Relays:
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
         now = trio.current_time()
-        return [
-            RelayView(
-                one.number, one.process.pid, one.state, one.connections, one.requests, round(now - one.since, 3),
-                self._restarts.get(one.number, 0),
-            )
-            for one in sorted(self.relays.values(), key=lambda one: (one.number, one.since))
-        ]  # fmt: skip
+        shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
+        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
 
     def families(self) -> Iterator[Metric]:
         """Return the families for Prometheus."""
@@ -108,41 +107,83 @@ class Relays:
         yield family("ichat_relays", states)
         yield family("ichat_relay_restarts", sum(self._restarts.values()))
 
-    # Life.
+    async def find(self) -> list[socket.socket]:
+        """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
+        return await self.adopting.find(self.term, self._address)
 
     async def run(
         self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep all relays running until `end`; `started` when the first of them accepts connections."""
+        """Keep all relays running until `end`; `started` when those that were found have reported.
+
+        Requests are answered from `open` on.
+        """
         self._listeners = listeners
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pulse_forever)
-            try:
-                async with trio.open_nursery() as keepers:
-                    for number in range(1, self.count + 1):
-                        keepers.start_soon(self._keep, number, keepers)
-                    await self._accepting.wait()
-                    task_status.started()
-            finally:
-                for relay in self.relays.values():
-                    relay.kill("its gateway ends")
+            async with trio.open_nursery() as keepers:
+                for relay, frames in self.adopting.begin():
+                    self.relays[relay.process.pid] = relay
+                    keepers.start_soon(self._wait_for, relay)
+                    self._begin_talk(relay, frames)
+                await self.adopting.collect()
+                task_status.started()
+                await self._opened.wait()
+                places = self._fill_places()
+                for number in range(1, self.count + 1):
+                    keepers.start_soon(self._keep, number, places.get(number), keepers)
             nursery.cancel_scope.cancel()
 
-    async def _keep(self, number: int, nursery: trio.Nursery) -> None:
-        """Start a relay, and start it again whenever it has ended, or retires."""
+    async def open(self) -> None:
+        """Answer requests from now on, and start the relays that are missing; return when a relay accepts."""
+        for relay in self.relays.values():
+            relay.talk.open()
+            relay.state, relay.heard_at = relay.adopted_state, trio.current_time()
+            self.settings.follow(relay.prepared)
+        for relay in self.relays.values():
+            if relay.state == "accepting":
+                self._accepting.set()
+                self.settings.offer(relay)
+            elif relay.state == "starting":
+                relay.kill("it has not begun")
+        self.adopting.end_all()
+        self._opened.set()
+        await self._accepting.wait()
+
+    def _fill_places(self) -> dict[int, RelayAtOwner]:
+        """Return the adopted relays that stay, by their numbers; all others retire."""
+        places = places_of(self.relays.values(), self.count, build_id(), self._address)
+        for number, relay in places.items():
+            relay.number = number
+        staying = {relay.process.pid for relay in places.values()}
+        for pid, relay in self.relays.items():
+            if relay.state == "accepting" and pid not in staying:
+                self.retire(relay)
+        return places
+
+    def kill_all(self) -> None:
+        """Kill all relays: no next owner will need them."""
+        for relay in self.relays.values():
+            relay.kill("its gateway ends")
+
+    async def _keep(self, number: int, relay: RelayAtOwner | None, keepers: trio.Nursery) -> None:
+        """Start a relay, unless it is there, and start it again whenever it has ended."""
         pause_s = PAUSE_FIRST_S
         while not self._is_ending:
             began_at = trio.current_time()
             try:
-                relay = await self._start(number)
+                if relay is None:
+                    relay = await self._start(number)
+                    keepers.start_soon(self._wait_for, relay)
             except OSError as error:
                 log.error("relay %d cannot be started: %s", number, error.strerror or error)
             else:
-                nursery.start_soon(self._wait_for, relay)
                 await relay.leaves_place.wait()
                 if relay.state == "retiring":
                     self._restarts[number] = self._restarts.get(number, 0) + 1
+                    relay = None
                     continue
+            relay = None
             if self._is_ending:
                 return
             if trio.current_time() - began_at > LIVED_S:
@@ -154,56 +195,42 @@ class Relays:
 
     async def _start(self, number: int) -> RelayAtOwner:
         """Start a process, and the talk with it. Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        frames, their_frames = socket.socketpair()
-        with contextlib.ExitStack() as undo:
-            undo.callback(ours.close)
-            undo.callback(frames.close)
-            with theirs, their_frames:
-                process = await trio.lowlevel.open_process(
-                    [
-                        *own_command(sys.executable), "relay", f"--state={self._directory}", f"--number={number}",
-                        f"--log-format={self._log_format}", f"--log-level={self.settings.now.log_level}",
-                    ],
-                    env={**own_environment(self.settings.config), RELAY_VARIABLE: self._directory},
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-                relay = RelayAtOwner(number, process, ours, trio.current_time())
-                self.relays[process.pid] = relay
-                undo.pop_all()
-                relay.hand_over("frames", [their_frames])
-            relay.hand_over("listen", self._listeners)
+        relay, frames = await start_relay(
+            number, self._directory, self.settings.config,
+            log_format=self._log_format, log_level=self.settings.now.log_level,
+        )  # fmt: skip
+        self.relays[relay.process.pid] = relay
+        relay.hand_over("listen", self._listeners, self._address)
+        self._begin_talk(relay, frames)
+        return relay
+
+    def _begin_talk(self, relay: RelayAtOwner, frames: socket.socket) -> None:
+        """Greet a relay over the connection for frames."""
         relay.desk = self.desk_of(relay)
 
         def received(frame: Frame) -> None:
-            self._receive(relay, frame)
+            has_effect = relay.talk.receives(frame)
+            if self.adopting.has(relay):
+                self.adopting.receive(relay, frame)
+            else:
+                self._receive(relay, frame, has_effect=has_effect)
 
         def ended(why: str) -> None:
             if why:
                 relay.kill(why)
 
         relay.wire = FrameWire(self._hub, frames, received, ended)
-        relay.send(hello(TERM))
-        return relay
+        relay.send(hello(self.term))
 
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
-        try:
-            await relay.process.wait()
-        finally:
-            if relay.process.returncode is None:
-                relay.kill("its gateway ends")
-                with trio.CancelScope(shield=True):
-                    await relay.process.wait()
-            has_retired = relay.state == "retiring" and relay.drained.is_set()
-            relay.close()
-            del self.relays[relay.process.pid]
-            relay.leaves_place.set()
-            relay.drained.set()
-            self.settings.answered()
-            relay.desk.end()
+        await relay.process.wait()
+        has_retired = relay.state == "retiring" and relay.drained.is_set()
+        relay.close()
+        del self.relays[relay.process.pid]
+        self.settings.answered()
+        self.adopting.end(relay)
+        relay.desk.end()
         if has_retired:
             log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
         elif not self._is_ending:
@@ -252,18 +279,15 @@ class Relays:
             relay.send(Note("end"))
         with trio.move_on_after(END_S):
             for relay in ending:
-                await relay.process.wait()
+                await relay.gone.wait()
         for relay in ending:
             relay.kill("it has not ended in time")
 
     # Frames.
 
-    def _receive(self, relay: RelayAtOwner, frame: Frame) -> None:
+    def _receive(self, relay: RelayAtOwner, frame: Frame, *, has_effect: bool) -> None:
         """Called with each frame of a relay. Raises TalkError."""
-        has_effect = relay.talk.receives(frame)
         match frame:
-            case SentAsk() | SentOutcome():
-                relay.desk.receives(frame)
             case Note("ready"):
                 relay.talk.open()
                 self.settings.offer(relay)
@@ -271,16 +295,17 @@ class Relays:
                 if self.settings.receive(relay, frame) and relay.state == "starting":
                     self._accept(relay)
             case Note("pulse"):
-                self._note_pulse(relay, frame)
+                relay.note_pulse(frame)
             case Note("record"):
                 self._recorded(frame)
             case Note("drained" | "retiring"):
                 self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
+            case _ if has_effect:
+                relay.desk.receives(frame)
             case _:
-                if has_effect:
-                    relay.desk.receives(frame)
+                pass
 
     def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
         """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
@@ -298,10 +323,6 @@ class Relays:
         log.info("relay %d accepts connections (process %d)", relay.number, relay.process.pid)
         self._accepting.set()
 
-    def _note_pulse(self, relay: RelayAtOwner, frame: Note) -> None:
-        relay.heard_at = trio.current_time()
-        relay.connections, relay.requests = whole(frame, "connections"), whole(frame, "requests")
-
     async def _pulse_forever(self) -> None:
         """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
         while True:
@@ -309,43 +330,35 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
                 self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
+            self._kill_faulty(now)
+
+    def _kill_faulty(self, now: float) -> None:
+        silent_s = self.settings.config.timeouts.relay_silent_s
+        for relay in self.relays.values():
+            if why := relay.fault(now, silent_s):
+                relay.kill(why)
 
     def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections."""
+        """Send a relay the means of those that accept connections and were heard lately."""
         connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
         relay.send(Note("pulse", 0, {
             "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections == min(connections),
+            "is_fewest": relay.connections <= min(connections),
         }))  # fmt: skip
         if not self._has_ledger:
-            relay.settle(relay.talk.received)
-
-    # Outcomes: those that are counted, and those that are counted on disk.
+            relay.settle(relay.talk.counted)
 
     def newest_outcomes(self) -> Marks:
         """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
-        talks = [relay.talk for relay in self.relays.values()]
-        return {talk.identity: talk.counted for talk in talks if talk.identity and talk.counted}
+        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
 
     def settle(self, marks: Marks) -> None:
         """Have relays forget the outcomes that are counted on disk."""
         for relay in self.relays.values():
             relay.settle(marks.get(relay.talk.identity, 0))
-
-    # Settings: in all relays, or in none.
-
-    async def prepare(self, config: Config) -> None:
-        """Have all relays prepare another configuration; see `SettingsInForce`. Raises Exit 64."""
-        await self.settings.prepare(config)
-
-    def reconfigure(self, config: Config) -> None:
-        """Put the prepared settings in force."""
-        self.settings.put_in_force(config)

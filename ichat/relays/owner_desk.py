@@ -4,6 +4,8 @@ import itertools
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import trio
+
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead
@@ -11,16 +13,23 @@ from ichat.observability.request_record import CLIENT_LEFT, ROUTES
 from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
-from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
+from ichat.proxy.shadow import CopyUnderWay
+from ichat.proxy.steps import AttemptStep, Outcome, Refuse, Step, Wait
+from ichat.relays.adoption import Trying
+from ichat.relays.earlier_outcomes import record_earlier
 from ichat.relays.endpoint_facts import facts_of
 from ichat.relays.gaps import add_gaps
+from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
 from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
+    COPIES,
+    DISCARDS,
     HEAD_ONLY,
     HIDES_KEYS,
     IGNORES_PREFIX,
+    IS_COPIED,
     MAY_STEER,
     TELLS_HEAD,
     Frame,
@@ -36,6 +45,10 @@ from ichat.relays.values import (
     WaitsFor,
 )
 from ichat.routing.endpoint import Endpoint, EndpointFacts
+from ichat.security.rate_limits import QuotaReservation
+
+_NO_COPY = Failure(503, "no_copy", "There is no place for this copy.")
+_CANCELLED = Outcome("cancelled")
 
 HEADS_MAX, SIGN_BYTES_MAX = 1024, 1024
 """How many heads of a relay are kept, and how much of a head may be in the name of each."""
@@ -53,6 +66,10 @@ class OwnerDesk(RelayDesk):
         self._requests: dict[int, RequestAtRelay] = {}
         self._heads: dict[tuple[bytes, ...], RequestHead] = {}
         """The heads of usual requests, which are much alike."""
+        self._earlier: dict[int, tuple[SentAsk | None, QuotaReservation]] = {}
+        """The requests that carry out a step of an earlier owner."""
+        self._copies: dict[int, CopyUnderWay] = {}
+        """By the numbers of the copies."""
         self._numbers = itertools.count(1)
         self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
         """The numbers of endpoints that the relay knows, each with the facts that it has got."""
@@ -79,6 +96,8 @@ class OwnerDesk(RelayDesk):
                 self._note_cut(one, was_cancelled=False)
                 self._finish(one, phase)
             self._relay.send(Note("gone", frame.number))
+        elif isinstance(frame, Note) and frame.kind == "shadow":
+            self._begin_copy(frame)
         elif isinstance(frame, Note) and frame.kind == "told":
             self._note_told(frame.content.get("rows"))
         elif isinstance(frame, Note) and frame.kind == "sums":
@@ -100,12 +119,26 @@ class OwnerDesk(RelayDesk):
     def _trio_of(self, at: Any) -> float | None:
         return None if at is None else self._clock.trio_of(at)
 
+    def restore(self, trying: Trying, asked: SentAsk | None) -> None:
+        """Called with each request that carries out a step of an earlier owner: it counts for its limits."""
+        self._earlier[trying.number] = asked, self._context.quotas.restore(trying.key)
+
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
+        """Called with each outcome that no ledger has. Raises TalkError."""
+        record_earlier(item, asked, self._handler, self._clock)
+
     def end(self) -> None:
         """Called when the relay has ended: so have its requests, and their places are free."""
+        for _, reservation in self._earlier.values():
+            reservation.release(0, trio.current_time())
+        self._earlier.clear()
         for one in [*self._requests.values()]:
             phase = one.phase
             one.ended(502, "relay_lost")
             self._finish(one, phase)
+        while self._copies:
+            _, copy = self._copies.popitem()
+            self._context.shadows.end(copy, _CANCELLED, None)
 
     def _ask(self, asked: SentAsk) -> None:
         head, handler = self._head_of(asked), self._handler
@@ -173,6 +206,8 @@ class OwnerDesk(RelayDesk):
             bits |= IGNORES_PREFIX
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
+        if desk.is_copied:
+            bits |= IS_COPIED
         one.step, one.was_heard, one.told = step, False, None
         one.attempt += 1
         self._relay.send(SentStep(
@@ -189,11 +224,34 @@ class OwnerDesk(RelayDesk):
             self._relay.send(Note("endpoint", 0, {"at": int(name), **facts_of(facts)}))
         return known[0]
 
+    # Copies.
+
+    def _begin_copy(self, frame: Note) -> None:
+        """Find a place for the copy of a request, and send the step, or refuse it."""
+        context, number, one = self._context, COPIES | frame.number, self._requests.get(frame.number)
+        copy = None
+        if one is not None and one.desk.alias is not None:
+            copy = context.shadows.begin(
+                one.desk.alias, whole(frame, "bytes"), one.desk.grant.fairness_key, proof=context.auth.proof,
+                timeouts=context.timeouts, is_busy=frame.content.get("is_busy") is True,
+            )  # fmt: skip
+        if copy is None:
+            self._relay.send(Refused(number, Refuse(_NO_COPY)))
+            return
+        self._copies[number] = copy
+        endpoint, version = copy.lease.endpoint, self._relay.talk.settings
+        name = self._name(endpoint, endpoint.facts)
+        self._relay.send(SentStep(number, 1, copy.step, name, bits=DISCARDS, settings=version))
+
     # Outcomes, and the end.
 
     def _end_attempt(self, sent: SentOutcome) -> None:
+        if copy := self._copies.pop(sent.number, None):
+            self._context.shadows.end(copy, sent.outcome, sent.usage)
+            return
         one = self._requests.get(sent.number)
         if one is None or one.step is None or one.desk.lease is None:
+            self._end_earlier(sent)
             return
         outcome, desk = sent.outcome, one.desk
         one.note(sent, self._clock)
@@ -211,6 +269,14 @@ class OwnerDesk(RelayDesk):
             self._carry_out(one, step)
         else:
             self._finish(one)
+
+    def _end_earlier(self, sent: SentOutcome) -> None:
+        """Record the end of a request that has carried out a step of an earlier owner."""
+        earlier = self._earlier.pop(sent.number, None)
+        if earlier is not None:
+            asked, reservation = earlier
+            reservation.release(0 if sent.usage is None else sent.usage.total, trio.current_time())
+            self.note_earlier(sent, asked)
 
     def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
         one.ended(failure.status, failure.code)

@@ -9,8 +9,10 @@ from ichat.relays.link import Link, request_in, whole
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
+    ENDED,
     HEAD_ONLY,
     TELLS_HEAD,
+    UNDER_WAY,
     Frame,
     HeadSeen,
     Note,
@@ -51,7 +53,7 @@ class OwnerTalk:
         """Set by the caller: the bytes that the relay has not read yet."""
         self._asks_max = asks_max
         self._link = Link(is_owner=True)
-        self._is_ready = self._is_open = False
+        self._is_ready = self._is_open = self._is_counted = False
         self._seq = self._settled = 0
 
     def __repr__(self) -> str:
@@ -79,8 +81,12 @@ class OwnerTalk:
 
     @property
     def counted(self) -> int:
-        """The number of the newest outcome that this owner has used: those of a report wait until it is open."""
-        return self._seq if self._is_open else 0
+        """The number of the newest outcome that this owner has counted; 0 until it has counted those of the report."""
+        return self._seq if self._is_counted or self._is_open else 0
+
+    def note_counted(self) -> None:
+        """Note that the outcomes of the report are counted."""
+        self._is_counted = True
 
     @property
     def settled(self) -> int:
@@ -126,8 +132,6 @@ class OwnerTalk:
 
     def _begin(self, sent: SentStep) -> None:
         number = sent.number
-        if number >= COPIES and number not in self.requests:
-            self.requests[number] = RequestThere("asked")
         one = request_in(self.requests, number, "asked")
         if sent.attempt != one.attempt + 1:
             raise TalkError(f"The attempt {sent.attempt} of the request {number} follows the attempt {one.attempt}.")
@@ -173,6 +177,9 @@ class OwnerTalk:
             self.identity = str(frame.content.get("identity", ""))
         elif kind == "shadow":
             request_in(self.requests, frame.number, "trying")
+            if COPIES | frame.number in self.requests or frame.number >= COPIES:
+                raise TalkError(f"The request {frame.number} has a copy, or is a copy.")
+            self.requests[COPIES | frame.number] = RequestThere("asked", has_ask=False)
         elif kind == "added":
             self._count(whole(frame, "seq"))
             for number in numbers_in(frame):
@@ -185,7 +192,13 @@ class OwnerTalk:
 
     def _ask(self, asked: SentAsk) -> None:
         number = asked.number
+        if asked.bits & UNDER_WAY:
+            if self._is_ready or request_in(self.requests, number, "trying").has_ask:
+                raise TalkError(f"The request {number} is no request of an earlier owner.")
+            return
         one, is_head = self.requests.get(number), bool(asked.bits & HEAD_ONLY)
+        if asked.bits & ENDED and not self._is_ready:
+            return
         if number >= COPIES or (one is not None and (one.phase != "admitted" or is_head)):
             raise TalkError(f"The request {number} was asked twice.")
         if one is None and len(self.requests) >= self._asks_max:

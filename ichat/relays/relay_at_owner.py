@@ -3,21 +3,33 @@
 import contextlib
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
 import attrs
 import trio
 
+from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
+from ichat.config.schema import Config
 from ichat.protocol.messages import Count
+from ichat.relays.adoption import Trying
+from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.values import Frame, Note, TalkError
+from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
+from ichat.supervisor.launch import own_environment
+from ichat.supervisor.orphans import AdoptedProcess
 
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
-SILENT_S = 10.0
+START_S = 60.0
+"""A relay that does not accept by then is killed."""
+QUIET_S = 2.5
+"""After this silence a relay does not count where others share new connections."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
@@ -45,6 +57,12 @@ class RelayDesk:
         """Called with each frame about a request, after a check of the order. Raises TalkError."""
         raise TalkError(f"A frame `{frame.kind}` is about no request.")
 
+    def restore(self, trying: Trying, asked: SentAsk | None) -> None:
+        """Called with each request that has a place at an endpoint by an earlier owner. `asked` is None for a copy."""
+
+    def note_earlier(self, item: SentOutcome | Note, asked: SentAsk | None) -> None:
+        """Called with each outcome that no ledger has; see `Adopted.outcomes`."""
+
     def end(self) -> None:
         """Called when the relay has ended: its requests have."""
 
@@ -52,7 +70,9 @@ class RelayDesk:
 class RelayAtOwner:
     """A relay's process, and the connection to it."""
 
-    def __init__(self, number: int, process: trio.Process, descriptors: socket.socket, now: float) -> None:
+    def __init__(
+        self, number: int, process: trio.Process | AdoptedProcess, descriptors: socket.socket, now: float
+    ) -> None:
         self.number = number
         self.process = process
         self.talk = OwnerTalk(ASKS_MAX)
@@ -61,11 +81,18 @@ class RelayAtOwner:
         self.state: RelayState = "starting"
         self.connections = self.requests = 0
         self.since = self.heard_at = now
+        self.build = ""
+        """The digest of its program; see `build_id`."""
+        self.adopted_state: RelayState = "starting"
+        """Its state, as an adopted relay reports it."""
+        self.address = ""
+        """The configured address of the listeners that it has handed over."""
         self.prepared = 0
         """The newest version of settings that it has prepared."""
         self.refusal = ""
         """Why it could not prepare the newest settings."""
         self.drained = trio.Event()
+        self.gone = trio.Event()
         self.leaves_place = trio.Event()
         """Set when another relay may replace it: it retires, or has ended."""
         self._descriptors = descriptors
@@ -79,6 +106,18 @@ class RelayAtOwner:
             self.talk.sends(frame)
             self.wire.send(frame)
 
+    def note_pulse(self, frame: Note) -> None:
+        """Note a sign of its life. Raises TalkError."""
+        self.heard_at = trio.current_time()
+        self.connections, self.requests = whole(frame, "connections"), whole(frame, "requests")
+
+    def view(self, now: float, restarts: int) -> RelayView:
+        """Return the facts that operators see."""
+        return RelayView(
+            self.number, self.process.pid, self.state, self.connections, self.requests, round(now - self.since, 3),
+            restarts,
+        )  # fmt: skip
+
     def settle(self, seq: int) -> None:
         """Have the relay forget its outcomes up to a number: no later owner needs them."""
         seq = min(seq, self.talk.received)
@@ -89,27 +128,72 @@ class RelayAtOwner:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def fault(self, now: float) -> str:
-        """Return why it must be killed; "" if it need not be."""
+    def is_peer(self, now: float) -> bool:
+        """Whether new connections are shared with it: it accepts them, and was heard lately."""
+        return self.state == "accepting" and now - self.heard_at <= QUIET_S
+
+    def fault(self, now: float, silent_s: float) -> str:
+        """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
         self.talk.unread_bytes = 0 if self.wire is None else self.wire.unread_bytes
         if self.talk.is_hung:
             return "it leaves frames unread"
-        return f"it was silent for {SILENT_S:g} s" if now - self.heard_at > SILENT_S else ""
+        if self.state == "starting" and now - self.heard_at > START_S:
+            return f"it has not begun within {START_S:g} s"
+        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
+        return f"it was silent for {silent_s:g} s" if is_silent else ""
 
-    def hand_over(self, kind: str, sockets: Sequence[socket.socket]) -> None:
+    def meet(self, greeting: Note, now: float, now_ns: int) -> None:
+        """Note the facts that an adopted relay reports about itself. Raises TalkError."""
+        self.number, self.build = whole(greeting, "number"), str(greeting.content.get("build", ""))
+        phase = greeting.content.get("phase")
+        self.adopted_state = phase if phase in ("accepting", "retiring") else "starting"
+        self.prepared = whole(greeting, "settings")
+        self.since = now - max(0, now_ns - whole(greeting, "since")) / 1e9
+
+    def hand_over(self, kind: str, sockets: Sequence[socket.socket], address: str = "") -> None:
         """Send the relay descriptors, which stay open here. Raises OSError."""
-        send_descriptors(self._descriptors, {"kind": kind}, [one.fileno() for one in sockets])
+        send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
 
     def close(self) -> None:
-        """Close the connection; the process has ended, or will be killed."""
+        """Close the connection, and wake all that wait for something of it: the process has ended."""
         self.state = "gone"
+        for event in (self.gone, self.leaves_place, self.drained):
+            event.set()
         if self.wire is not None:
             self.wire.close()
         self._descriptors.close()
+        if isinstance(self.process, AdoptedProcess):
+            self.process.close()
 
     def kill(self, why: str) -> None:
         """Kill the process."""
-        if self.process.returncode is None:
+        if self.process.returncode is None and self.state != "gone":
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
+
+
+async def start_relay(
+    number: int, directory: str, config: Config, *, log_format: str, log_level: str
+) -> tuple[RelayAtOwner, socket.socket]:
+    """Start a relay's process; return it, and the connection for frames. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    frames, their_frames = socket.socketpair()
+    with contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        undo.callback(frames.close)
+        with theirs, their_frames:
+            process = await trio.lowlevel.open_process(
+                [
+                    *own_command(sys.executable), "relay", f"--state={directory}", f"--number={number}",
+                    f"--log-format={log_format}", f"--log-level={log_level}",
+                ],
+                env={**own_environment(config), RELAY_VARIABLE: directory},
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+            relay = RelayAtOwner(number, process, ours, trio.current_time())
+            relay.hand_over("frames", [their_frames])
+            undo.pop_all()
+    return relay, frames

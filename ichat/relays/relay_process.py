@@ -2,43 +2,46 @@
 
 The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, and those
 of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
+
+A relay outlives its owner (`owner_link.py`): it goes on accepting, and its streams go on. Requests wait for
+the next owner, within the bounds of `ownerless.py`.
 """
 
 import logging
 import os
 import secrets
 import socket
-import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import trio
 
 from ichat import errors
-from ichat.errors import ApiError, Exit
+from ichat.errors import ApiError
 from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import Headers, RequestHead
-from ichat.http.hub import READABLE, Hub
+from ichat.http.hub import Hub
 from ichat.http.leaving import Retirement
 from ichat.http.listeners import adopt_listeners
 from ichat.http.pool import Pool
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.http.tls import server_context
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.planes import is_control, is_for_model
+from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
-from ichat.relays.link import whole
+from ichat.relays.owner_link import OwnerLink
+from ichat.relays.ownerless import Ownerless
 from ichat.relays.relay_asks import admit, asked_of
 from ichat.relays.relay_exchange import RelayExchange, RelayParts
+from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
-from ichat.relays.settings import RelaySettings
+from ichat.relays.settings import OfferedSettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
-from ichat.relays.wire import FrameWire, receive_descriptors
 from ichat.security.cors import Cors, cors_of
 
 log = logging.getLogger(__name__)
@@ -56,20 +59,24 @@ def monotonic_now() -> MonotonicNs:
 class RelayProcess:
     """The parts of a relay, and the handling of its owner's frames."""
 
-    def __init__(self, descriptors: socket.socket, directory: str) -> None:
-        """`descriptors` is the socket to the owner, `directory` is the gateway's state directory."""
-        self._descriptors = descriptors
+    def __init__(self, number: int, directory: str) -> None:
+        """`directory` is the gateway's state directory."""
+        self._about = {
+            "identity": secrets.token_hex(8), "build": build_id(), "pid": os.getpid(), "number": number,
+            "since": monotonic_now(),
+        }  # fmt: skip
         self._hub = Hub()
         self._talk = RelayTalk()
-        self._talk.about = {"identity": secrets.token_hex(8)}
-        self._wire: FrameWire | None = None
-        self._settings: RelaySettings | None = None
-        self._offered: tuple[int, RelaySettings, ssl.SSLContext | None] | None = None
+        self._link = OwnerLink(self._hub, self, path_of(directory, os.getpid()))
+        self._offered = OfferedSettings(self._talk, self.send)
+        self._address = ""
+        """The configured address that the listeners are for."""
         self._listeners: list[socket.socket] = []
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
-        self._desk = FrameDesk(self._talk, self._send_now, monotonic_now)
+        self._desk = FrameDesk(self._talk, self._link.send, monotonic_now)
+        self._ownerless = Ownerless(self._talk, self._desk, monotonic_now, self._link.see_time)
         self._parts: RelayParts | None = None
-        self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET))
+        self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET), self._ownerless)
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
         self._requests = 0
@@ -83,23 +90,29 @@ class RelayProcess:
     def __repr__(self) -> str:
         return f"<RelayProcess {self._door!r}>"
 
-    async def run(self) -> None:
-        """Serve until the owner says so, or until it has gone."""
-        self._descriptors.setblocking(False)
+    async def run(self, descriptors: socket.socket) -> None:
+        """Serve until an owner says so, or there is none for too long. `descriptors` is the socket to the first."""
         async with trio.open_nursery() as outer:
             outer.start_soon(self._hub.run_forever)
             await outer.start(self._pool.run_forever)
-            self._hub.watch(self._descriptors.fileno(), READABLE, self._on_descriptors)
             async with trio.open_nursery() as self._nursery:
+                self._link.begin(descriptors)
                 self._nursery.start_soon(self._obey_signals)
+                self._nursery.start_soon(self._ownerless.refuse_forever)
+                self._nursery.start_soon(self._give_up_without_owner)
                 await self._ended.wait()
                 if self._door is not None:
                     await self._door.wait_until_left(LAST_S)
                 self._nursery.cancel_scope.cancel()
             self._pool.close_idle()
-            if self._wire is not None:
-                self._wire.close()
+            self._link.close()
             outer.cancel_scope.cancel()
+
+    async def _give_up_without_owner(self) -> None:
+        """End in good order when there is no owner for too long."""
+        await self._ownerless.wait_until_given_up()
+        log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
+        await self._drain()
 
     async def _obey_signals(self) -> None:
         """Retire at SIGTERM: the owner starts another relay."""
@@ -114,41 +127,31 @@ class RelayProcess:
             self.send(Note("retiring"))
             await self._retire()
 
-    # The owner's frames.
+    # The owner: see `FollowsOwner`.
 
-    def _on_descriptors(self, _events: int) -> None:
-        try:
-            while True:
-                received = receive_descriptors(self._descriptors)
-                if received is None:
-                    self._hub.forget(self._descriptors.fileno())
-                    if self._wire is None:
-                        self._ended.set()
-                    return
-                self._take(*received)
-        except BlockingIOError:
-            return
-        except (OSError, FrameError, TalkError, Exit) as error:
-            log.error("the owner's descriptors cannot be used: %s", error)
-            self._ended.set()
+    @property
+    def term(self) -> int:
+        """See `FollowsOwner`."""
+        return self._talk.term
 
-    def _take(self, message: Note, descriptors: list[int]) -> None:
-        """Use the descriptors of a message."""
-        if message.kind == "frames" and len(descriptors) == 1 and self._wire is None:
-            sock = socket.socket(fileno=descriptors[0])
-            self._wire = FrameWire(self._hub, sock, self._on_frame, self._on_owner_gone)
-        elif message.kind == "listen" and descriptors:
-            self._listeners += adopt_listeners(descriptors)
-        else:
+    def given(self, message: Note, descriptors: list[int]) -> None:
+        """See `FollowsOwner`: use listeners."""
+        if message.kind != "listen" or not descriptors:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise TalkError(f"A message {message.kind!r} with {len(descriptors)} descriptors is unknown.")
+        self._listeners += adopt_listeners(descriptors)
+        self._address = str(message.content.get("address", ""))
 
-    def _on_frame(self, frame: Frame) -> None:
-        """Called with each frame of the owner. Raises TalkError."""
-        if frame.kind == "hello" and isinstance(frame, Note) and self._talk.term == 0:
-            for answer in self._talk.meet_owner(frame, monotonic_now()):
-                self._send_now(answer)
+    def descriptors_for_next(self) -> Sequence[tuple[Mapping[str, Any], Sequence[int]]]:
+        """See `FollowsOwner`: hand over the listeners that are still open."""
+        found = [one.fileno() for one in self._listeners if one.fileno() >= 0]
+        return [({"kind": "listen", "address": self._address}, found)] if found else []
+
+    def received(self, frame: Frame) -> None:
+        """See `FollowsOwner`."""
+        if frame.kind == "hello" and isinstance(frame, Note) and not self._talk.owner_term:
+            self._meet(frame)
             return
         has_effect = self._talk.receives(frame, monotonic_now())
         if isinstance(frame, Note):
@@ -158,51 +161,50 @@ class RelayProcess:
                 return
         self._desk.receive(frame, has_effect=has_effect)
 
-    def _on_owner_gone(self, why: str) -> None:
-        """Called when the connection for frames has ended: streams go on to their end, and nothing new is accepted."""
-        if not self._ended.is_set():
-            if why:
-                log.error("the connection to the owner has ended: %s", why)
-            self._desk.lose_owner()
-            self._talk.lose_owner(monotonic_now())
-            self._nursery.start_soon(self._drain, self._ended.set)
+    def _meet(self, greeting: Note) -> None:
+        """Report to a new owner. Raises TalkError."""
+        door, phase = self._door, "accepting" if self._is_accepting else "starting"
+        if door is not None and (door.draining or door.retirement is not None):
+            phase = "retiring"
+        self._talk.about = {**self._about, "phase": phase}
+        self._desk.endpoints.clear()
+        for answer in self._talk.meet_owner(greeting, monotonic_now()):
+            self._link.send(answer)
+        if self._ownerless.since is not None:
+            log.info("the owner of term %d is there", self._talk.term)
+        self._ownerless.meet_owner()
+
+    def lost_owner(self, why: str) -> None:
+        """See `FollowsOwner`: streams go on, and requests wait for the next owner."""
+        if self._ended.is_set():
+            return
+        if self._door is None or self._has_drained:
+            self._ended.set()
+            return
+        log.error("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
+        self._offered.forget()
+        self._ownerless.lose_owner()
 
     def send(self, frame: Frame) -> None:
         """Send a frame to the owner, in the order of frames."""
         for one in self._talk.sends(frame, monotonic_now()):
-            self._send_now(one)
-
-    def _send_now(self, frame: Frame) -> None:
-        if self._wire is not None:
-            self._wire.send(frame)
+            self._link.send(one)
 
     # Settings.
 
     def _on_settings(self, frame: Note) -> None:
-        settings = RelaySettings.read(frame.content.get("settings", {}))
-        self._nursery.start_soon(self._prepare, whole(frame, "version"), settings)
-
-    async def _prepare(self, version: int, settings: RelaySettings) -> None:
-        """Make everything that these settings need, and answer whether that was possible."""
-        tls = None
-        try:
-            if settings.tls_certificate is not None and settings.tls_key is not None:
-                tls = await trio.to_thread.run_sync(server_context, settings.tls_certificate, settings.tls_key)
-        except Exit as exit_:
-            self.send(Note("cannot", 0, {"version": version, "why": str(exit_)}))
-            return
-        self._offered = version, settings, tls
-        self.send(Note("prepared", 0, {"version": version}))
+        self._offered.offer(frame, self._nursery)
 
     def _on_commit(self, _frame: Note) -> None:
-        assert self._offered is not None, "the order of frames was checked"
-        _, settings, tls = self._offered
-        self._offered, self._settings = None, settings
+        settings, tls = self._offered.commit()
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
-            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+            copies = CopiesAtRelay(self._nursery, self._pool, self._desk, clock)
+            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
+        self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._parts.without_prefixes.clear()
+        self._ownerless.timeouts = settings.timeouts
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
@@ -216,15 +218,15 @@ class RelayProcess:
             self._door.use_certificate(tls)
 
     def _on_forget(self, _frame: Note) -> None:
-        self._offered = None
+        self._offered.forget()
 
     # Accepting, and the end.
 
     def _on_accept(self, _frame: Note) -> None:
         if self._door is None or not self._listeners:
             raise TalkError("Nothing can be accepted without settings and listeners.")
-        listeners, self._listeners, self._is_accepting = self._listeners, [], True
-        self._nursery.start_soon(self._door.serve_forever, listeners)
+        self._is_accepting = True
+        self._nursery.start_soon(self._door.serve_forever, self._listeners)
 
     def _on_pulse(self, frame: Note) -> None:
         if self._door is None:
@@ -253,12 +255,13 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain, self._note_drained)
+        self._nursery.start_soon(self._drain)
 
-    async def _drain(self, then: Callable[[], None]) -> None:
+    async def _drain(self) -> None:
+        """Accept nothing, and end the requests under way. The owner learns that; without an owner this relay ends."""
         if self._door is not None:
             await self._door.drain()
-        then()
+        await self._note_drained()
 
     def _on_retire(self, _frame: Note) -> None:
         self._nursery.start_soon(self._retire)
@@ -266,20 +269,25 @@ class RelayProcess:
     async def _retire(self) -> None:
         """Leave new connections to other relays, answer the requests on kept connections, and report the end."""
         door = self._door
-        if door is None or self._settings is None or door.retirement is not None:
+        if door is None or door.retirement is not None:
             return
         for client in [*door.clients]:
             if not client.blocks_drain:  # it follows a log, and connects again
                 client.cut()
         overdue = partial(self._desk.end_all, errors.draining)
-        await door.retire(Retirement(total_s=self._settings.timeouts.takeover_s, overdue=overdue))
-        self._note_drained()
+        await door.retire(Retirement(total_s=self._ownerless.timeouts.takeover_s, overdue=overdue))
+        await self._note_drained()
 
-    def _note_drained(self) -> None:
-        """Report to the owner that no connection is left."""
+    async def _note_drained(self) -> None:
+        """Report to the owner that no connection is left, or end if there is none."""
         if self._has_drained:
             return
         self._has_drained = True
+        if self._parts is not None:
+            await self._parts.copies.end()
+        if not self._talk.owner_term:
+            self._ended.set()
+            return
         if self._parts is not None:
             self._send_sums(self._parts)
         self.send(Note("drained"))
@@ -293,7 +301,7 @@ class RelayProcess:
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
         "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end, "bye": _on_end,
+        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
     }  # fmt: skip
 
     # Requests.
@@ -319,8 +327,7 @@ class RelayProcess:
             return
         if request.path.startswith(_EXEMPT):
             client.exempt_from_drain()
-        if self._wire is not None:
-            self._wire.flush()  # the answer may be about requests that have just ended
+        self._link.flush()  # the answer may be about requests that have just ended
         await self._inner.forward(request, client)
 
     def _more_headers(self, head: RequestHead) -> Headers:
@@ -330,22 +337,28 @@ class RelayProcess:
 
     def _refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Report a refusal of bytes that were not yet a request: the owner counts and logs it."""
-        content: dict[str, Any] = {
-            "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
-        }  # fmt: skip
-        if head is not None:
-            content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
-            content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
+        note = _record_of(error, request_id, peer, head)
         try:
-            self.send(Note("record", 0, content))
+            self.send(note)
         except FrameError:
-            self.send(Note("record", 0, {**content, "headers": []}))
+            self.send(note._replace(content={**note.content, "headers": []}))
+
+
+def _record_of(error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> Note:
+    """Return the frame about a refusal of bytes that were not yet a request."""
+    content: dict[str, Any] = {
+        "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
+    }  # fmt: skip
+    if head is not None:
+        content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
+        content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
+    return Note("record", 0, content)
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
 
 
-async def run(descriptors: socket.socket, directory: str) -> None:
-    """Run a relay until its owner ends it, or has gone."""
-    await RelayProcess(descriptors, directory).run()
+async def run(descriptors: socket.socket, number: int, directory: str) -> None:
+    """Run a relay until its owner ends it, or there is none for too long."""
+    await RelayProcess(number, directory).run(descriptors)

@@ -10,14 +10,18 @@ from typing import Any, Literal
 
 import attrs
 
+from ichat.observability.request_record import UsedTokens
+from ichat.relays.adoption import SUMS
 from ichat.relays.link import Link, hello, request_in, whole
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
+    ENDED,
     HEAD_ONLY,
     NEVER,
     NOTHING,
     TELLS_HEAD,
+    UNDER_WAY,
     Frame,
     HeadSeen,
     MonotonicNs,
@@ -55,6 +59,11 @@ class RequestHere:
     is_known: bool = True
     """Whether the owner has its ask: a later owner than that of its step has not."""
 
+    @property
+    def is_copy_waiting(self) -> bool:
+        """Whether it is a copy that no owner has answered yet."""
+        return self.asked is None and self.phase == "asked"
+
 
 class RelayTalk:
     """Checks the frames that a relay sends and receives, and knows the requests between them. Raises TalkError."""
@@ -64,6 +73,8 @@ class RelayTalk:
         self.is_blocked = False
         """Set while the owner does not read: outcomes wait here."""
         self.unsettled: deque[SentOutcome | Note] = deque()
+        self._ended: dict[int, RequestHere] = {}
+        """The requests that have ended by unsettled outcomes, by the numbers of these."""
         self.term = 0
         self.about: Mapping[str, Any] = NOTHING
         """Facts about this relay, which each owner gets."""
@@ -71,7 +82,7 @@ class RelayTalk:
         self._link: Link | None = None
         self._seq = self._sent = self._settled = 0
         self._sums: dict[tuple[str, str, str], list[int]] = {}
-        """The outcomes that were added up, by key, model and endpoint: requests, tokens, and their numbers."""
+        """The outcomes that were added up, by key, model and endpoint: their sums, and the numbers of the requests."""
         self._recent: dict[tuple[int, str], list[int]] = {}
         """The requests and tokens of the last minute, by second and key."""
         self._asking: dict[int, int] = {}
@@ -87,7 +98,7 @@ class RelayTalk:
         """The connection has ended: nothing more arrives from this owner."""
         if self._link is not None:
             self._settings, self._link = self._link.settings, None
-        for number in [number for number, one in self.requests.items() if one.phase == "left"]:
+        for number in [number for number, one in self.requests.items() if one.phase == "left" or one.is_copy_waiting]:
             self._forget(number)
         for one in self.requests.values():
             one.since, one.is_known = now, False
@@ -102,19 +113,32 @@ class RelayTalk:
         frames: list[Frame] = [hello(self.term, self._settings, self.about), *self._reports(now)]
         self._link, self.term, self.is_blocked = link, term, False
         self._add_up(is_last=True)
-        frames += [
-            item._replace(wants_next=False) if isinstance(item, SentOutcome) else item for item in self.unsettled
-        ]
+        for item in self.unsettled:
+            frames += self._as_reported(item)
         self._sent = self._seq
         for one in self.requests.values():
             if one.asked is not None and one.phase in ("head", "asked"):
                 one.asked, one.since = one.asked._replace(again=min(255, one.asked.again + 1)), now
                 one.is_known = True
                 frames.append(one.asked)
+            elif one.asked is not None and one.phase == "trying":
+                queued_s = 0.0 if one.step is None else one.step.queued_s
+                frames.append(one.asked._replace(bits=one.asked.bits | UNDER_WAY, queued_s=queued_s))
         frames.append(Note("ready"))
         for frame in frames:
             link.check(frame, is_sent=True)
         return frames
+
+    def _as_reported(self, item: SentOutcome | Note) -> list[Frame]:
+        """Return the frames about an unsettled outcome: the request that it ends, and the outcome."""
+        if not isinstance(item, SentOutcome):
+            return [item]
+        one, sent = self._ended.get(item.seq), item._replace(wants_next=False)
+        if one is None or one.asked is None:
+            return [sent]
+        queued_s = 0.0 if one.step is None else one.step.queued_s
+        bits = one.asked.bits & ~HEAD_ONLY | ENDED
+        return [one.asked._replace(bits=bits, checksums=(), before=(), queued_s=queued_s), sent]
 
     def _reports(self, now: MonotonicNs) -> list[Note]:
         steps = [one.step for one in self.requests.values() if one.phase == "trying" and one.step is not None]
@@ -130,6 +154,11 @@ class RelayTalk:
     def next_seq(self) -> int:
         """The number of the next outcome."""
         return self._seq + 1
+
+    @property
+    def owner_term(self) -> int:
+        """The term of the owner; 0: there is none."""
+        return self.term if self._link is not None else 0
 
     # Requests without an answer.
 
@@ -169,6 +198,8 @@ class RelayTalk:
                 return self._end(frame, now)
             case HeadSeen(number, _):
                 one = request_in(self.requests, number, "trying")
+                if not one.is_known:  # the owner that wanted it has gone
+                    return []
                 if one.step is None or not one.step.bits & TELLS_HEAD:
                     raise TalkError(f"The owner does not want the head of the request {number}, or has it.")
                 one.step = one.step._replace(bits=one.step.bits & ~TELLS_HEAD)
@@ -179,7 +210,10 @@ class RelayTalk:
                     return []
                 one.phase = "left"
             case Note("shadow", number):
-                request_in(self.requests, number, "trying")
+                one = request_in(self.requests, number, "trying")
+                if self._link is None or not one.is_known or one.asked is None or COPIES | number in self.requests:
+                    return []
+                self.requests[COPIES | number] = RequestHere(None, 0, NEVER, "asked")
             case Note("report" | "ready" | "added" | "hello") | SentAsk():
                 raise TalkError(f"A frame `{frame.kind}` has a method of its own.")
             case _:
@@ -202,7 +236,7 @@ class RelayTalk:
         if one.has_left and kind != "left":
             raise TalkError(f"The request {sent.number} has left, and is {kind}.")
         self._seq = sent.seq
-        if sent.usage is not None:
+        if sent.usage is not None and one.asked is not None:
             self._count(step.key, now, 1, sent.usage.total)
         if not sent.outcome.endpoint or sent.model != step.step.model or sent.key != step.key:
             outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
@@ -212,6 +246,7 @@ class RelayTalk:
             tried = (*one.asked.tried, (step.step.endpoint, step.step.model, kind))
             one.asked, one.phase, one.since, one.step = one.asked._replace(tried=tried), "asked", now, None
         else:
+            self._ended[sent.seq] = one
             self._forget(sent.number)
         if self._link is None or self.is_blocked:
             self._add_up()
@@ -248,14 +283,16 @@ class RelayTalk:
                 if not isinstance(item, SentOutcome) or item.seq <= self._sent or item.wants_next:
                     kept.append(item)
                     continue
-                sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0, 0])
-                sums[0] += 1
-                sums[1] += 0 if item.usage is None else item.usage.total
+                self._ended.pop(item.seq, None)
+                sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0] * SUMS)
+                if item.number < COPIES:
+                    for place, count in enumerate(_sums_of(item)):
+                        sums[place] += count
                 if self._link is not None:  # the next owner does not know the numbers
                     sums.append(item.number)
             self.unsettled = kept
         if is_last:
-            rows = [[*names, *sums[:2], sums[2:]] for names, sums in self._sums.items()]
+            rows = [[*names, *sums[:SUMS], sums[SUMS:]] for names, sums in self._sums.items()]
             self._sums = {}
             for at in range(0, len(rows), ROWS_MAX):
                 self._seq += 1
@@ -303,12 +340,9 @@ class RelayTalk:
         return has_effect
 
     def _begin(self, sent: SentStep, now: MonotonicNs) -> bool:
-        number = sent.number
-        if number >= COPIES and number not in self.requests:
-            self.requests[number] = RequestHere(None, 0, NEVER, "asked")
-        one = request_in(self.requests, number, "asked", "left")
+        one = request_in(self.requests, sent.number, "asked", "left")
         one.has_left, one.phase, one.step = one.phase == "left", "trying", sent
-        if sent.attempt == 1:
+        if sent.attempt == 1 and one.asked is not None:
             self._count(sent.key, now, 0, 1)
         return not one.has_left
 
@@ -317,17 +351,23 @@ class RelayTalk:
             raise TalkError(f"The outcome {seq} cannot be settled: {self._sent} were sent.")
         self._settled = seq
         while self.unsettled and _seq_of(self.unsettled[0]) <= seq:
-            self.unsettled.popleft()
+            self._ended.pop(_seq_of(self.unsettled.popleft()), None)
 
     def _bound_unsettled(self) -> None:
         """Forget the oldest outcomes if there are too many: the owner has them, and its disk fails for long."""
         while len(self.unsettled) > self._outcomes_max and _seq_of(self.unsettled[0]) <= self._sent:
-            self.unsettled.popleft()
+            self._ended.pop(_seq_of(self.unsettled.popleft()), None)
 
     def _forget(self, number: int) -> None:
         one = self.requests.pop(number)
         if one.asked is not None:
             del self._asking[one.connection]
+
+
+def _sums_of(sent: SentOutcome) -> tuple[int, ...]:
+    """Return the sums of a single outcome; see `AddedUp`."""
+    used, status = sent.usage or UsedTokens(0, 0), sent.outcome.status
+    return 1, status >= 400 and sent.outcome.kind != "left", used.input, used.output, used.cached
 
 
 def _seq_of(item: SentOutcome | Note) -> int:

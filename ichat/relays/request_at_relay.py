@@ -107,7 +107,7 @@ class RequestAtRelay:
     @property
     def is_about_response(self) -> bool:
         """Whether it is about a response that a worker keeps."""
-        return not self.asked.model and self.head.path not in ROUTES and self.asked.path.startswith(b"/v1/responses/")
+        return is_about_response(self.asked)
 
     # For its desk: see `Asker`.
 
@@ -279,6 +279,11 @@ class RequestAtRelay:
             alias=desk.route.name,
             passed=desk.route.passed,
         )
+
+
+def is_about_response(asked: SentAsk) -> bool:
+    """Return whether a request is about a response that a worker keeps."""
+    return not asked.model and asked.path not in ROUTES and asked.path.startswith(b"/v1/responses/")
 
 
 def head_of(asked: SentAsk) -> RequestHead:

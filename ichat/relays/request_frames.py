@@ -14,6 +14,7 @@ from ichat.proxy.steps import NO_EDITS, AttemptStep, BodyEdits, Outcome, Outcome
 from ichat.relays.frame_parts import (
     bytes_of,
     failure_in,
+    float_in,
     json_of,
     latin,
     lines_of,
@@ -66,17 +67,19 @@ def write_ask(asked: SentAsk) -> bytes:
     """Return the bytes of an ask."""
     (
         number, at, identity, model, path, method, peer, credential, host, session, bits, again, body_bytes,
-        prompt_bytes, prefix_bytes, sums, before, headers, previous, tried,
+        prompt_bytes, prefix_bytes, sums, before, headers, previous, tried, queued_s,
     ) = asked  # fmt: skip
     path_number, method_number = _PATH_NUMBERS.get(path, 0), _METHOD_NUMBERS.get(method, 0)
     rest = b""
-    if before or headers or previous or tried or not path_number or not method_number:
+    if before or headers or previous or tried or queued_s or not path_number or not method_number:
         content: dict[str, Any] = {"previous": previous, "tried": tried} if previous or tried else {}
         if not path_number or not method_number:
             content |= dict(latin((("path", path), ("method", method))))
         if before or headers:
             content["before"] = latin(before)
             content["headers"] = latin((name.decode("latin-1"), value) for name, value in headers)
+        if queued_s:
+            content["queued_s"] = queued_s
         rest = json_of(content)
     one, two, three = bytes_of(identity), bytes_of(model), bytes_of(peer)
     packed = struct.pack(f"<{len(sums)}I", *sums) if sums else b""
@@ -101,13 +104,14 @@ def read_ask(data: bytes, at: int, end: int) -> SentAsk:
     host += credential
     session += host
     sums += session
-    before, headers, previous, tried = (), (), "", ()
+    before, headers, previous, tried, queued_s = (), (), "", (), 0.0
     is_usual = path and method
     rest = NOTHING if sums == end else _rest_in(data, sums, end)
     if rest:
         before = unlatin(rows_in(rest, "before", 2))
         headers = tuple((name.encode("latin-1"), value) for name, value in unlatin(rows_in(rest, "headers", 2)))
         previous, tried = text_in(rest, "previous"), rows_in(rest, "tried", 3)
+        queued_s = float_in(rest, "queued_s")
     return SentAsk(
         number, when, text_of(data[start:id_]), text_of(data[id_:model]),
         _PATHS[path] if is_usual else text_in(rest, "path").encode("latin-1"),
@@ -115,7 +119,7 @@ def read_ask(data: bytes, at: int, end: int) -> SentAsk:
         text_of(data[model:peer]), data[peer:credential], data[credential:host], data[host:session], bits, again,
         body_bytes, prompt_bytes, prefix_bytes,
         struct.unpack(f"<{(sums - session) // 4}I", data[session:sums]) if sums != session else (),
-        before, headers, previous, tried,
+        before, headers, previous, tried, queued_s,
     )  # fmt: skip
 
 

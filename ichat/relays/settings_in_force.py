@@ -67,7 +67,7 @@ class SettingsInForce:
             if relay.state == "accepting" and relay.talk.offered == version:
                 relay.send(Note("forget", 0, {"version": version}))
 
-    def put_in_force(self, config: Config) -> None:
+    def reconfigure(self, config: Config) -> None:
         """Put the prepared settings in force, in the same moment as the rest of the configuration."""
         if self._offered is None:
             return
@@ -76,6 +76,10 @@ class SettingsInForce:
         for relay in self._relays.values():
             if relay.prepared == self.version:
                 relay.send(Note("commit", 0, {"version": self.version}))
+
+    def follow(self, version: int) -> None:
+        """Have a higher version than this, which a relay has of an earlier owner."""
+        self.version = max(self.version, version + 1)
 
     def offer(self, relay: RelayAtOwner) -> None:
         """Offer the settings in force to a relay that has none, or older settings."""

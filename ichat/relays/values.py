@@ -13,16 +13,22 @@ MonotonicNs = NewType("MonotonicNs", int)
 NEVER = MonotonicNs(0)
 """Of an event that has not happened."""
 
-STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES = (1 << number for number in range(7))
-"""Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request."""
-TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, IGNORES_PREFIX = (1 << number for number in range(5))
+STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (1 << number for number in range(8))
+"""Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request.
+
+`UNDER_WAY`: it asks nothing; a relay reports a request that carries out a step of an earlier owner.
+"""
+ENDED = 1 << 8
+"""Bit of an ask that asks nothing, either: its outcome follows, which no owner has settled."""
+TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, IS_COPIED, IGNORES_PREFIX = (1 << number for number in range(6))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 
+`IS_COPIED`: the relay sends `shadow` if the response is no error.
 `MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `IGNORES_PREFIX`: so the next request for this name
 needs no sums of its prefix, as long as the steps of that name say so.
 """
 COPIES = 1 << 31
-"""Numbers from here on are the owner's, for copies of requests; the relay gives all others."""
+"""Added to the number of a request, it is the number of the request's copy."""
 UNKNOWN = (1 << 32) - 1
 """The size of a body that is not known yet."""
 NOTHING: Mapping[str, Any] = {}
@@ -96,6 +102,8 @@ class SentAsk(NamedTuple):
     previous_response_id: str = ""
     tried: tuple[tuple[str, str, str], ...] = ()
     """Its attempts: the endpoint, the model, and the kind of the outcome."""
+    queued_s: float = 0.0
+    """For how long it has waited in queues, if it asks nothing."""
 
 
 class SentStep(NamedTuple):

@@ -46,6 +46,7 @@ class FrameWire:
         self.unread_bytes = 0
         """The bytes that the other side has not received yet, as far as this process knows."""
         self.is_open = True
+        self._is_paused = False
         hub.watch(sock.fileno(), _EVENTS, self._on_events)
 
     def __repr__(self) -> str:
@@ -66,6 +67,18 @@ class FrameWire:
         """Send the frames that wait, if any do."""
         if self._gathered:
             self._flush()
+
+    def pause(self) -> None:
+        """Receive nothing after this frame, until `resume`."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Receive on: first the frames that have arrived."""
+        if self._is_paused and self.is_open:
+            self._is_paused = False
+            self._receive(b"")
+            if self.is_open:
+                self._hub.rearm(self._sock.fileno(), _EVENTS)
 
     def close(self, why: str = "") -> None:
         """End the connection, and say why. Harmless the second time."""
@@ -94,6 +107,8 @@ class FrameWire:
     def _on_events(self, events: int) -> None:
         if self._unsent:
             self._flush()
+        if self._is_paused:
+            return
         try:
             data = self._sock.recv(TURN_BYTES)
         except BlockingIOError:
@@ -104,20 +119,21 @@ class FrameWire:
         if not data:
             self.close()
             return
+        self._receive(data)
+        if self.is_open and (len(data) == TURN_BYTES or events & ~5):  # there may be more, or the end
+            self._hub.rearm(self._sock.fileno(), _EVENTS)
+
+    def _receive(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
                 self._received(frame)
-                if not self.is_open:
+                if not self.is_open or self._is_paused:
                     return
         except (FrameError, TalkError) as error:
             self.close(str(error))
-            return
         except Exception:
             log.exception("a bug answering a frame; the connection between a relay and its owner ends")
             self.close("a bug")
-            return
-        if len(data) == TURN_BYTES or events & ~5:  # there may be more, or the end
-            self._hub.rearm(self._sock.fileno(), _EVENTS)
 
 
 def send_descriptors(sock: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -194,7 +194,8 @@ def build_data_plane(
     if config.server_settings.relays:
         relays = Relays(
             hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), has_ledger=control.ledger.enabled,
+            log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
+            marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
         control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
@@ -229,13 +230,13 @@ def _build_operation(
     reconfigured: Sequence[Reconfigurable] = [
         fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
-        *([] if data.relays is None else [data.relays]),
+        *([] if data.relays is None else [data.relays.settings]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
         auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled,
         has_relays=data.relays is not None,
     )  # fmt: skip
-    prepare = None if data.relays is None else data.relays.prepare
+    prepare = None if data.relays is None else data.relays.settings.prepare
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,

@@ -1,7 +1,8 @@
 """The gateway's lasting state from each start to the next, in a directory that no other gateway uses.
 
-`lock` is held while it runs. `secret` identifies its own user (`config/own_secret.py`). `control` is the socket
-of its control plane; `sockets/` has those of its workers, `logs/` their lines. `workers.json` has known workers, and
+`lock` is held while it runs, and `term` has the number of its start. `secret` identifies its own user
+(`config/own_secret.py`). `control` is the socket of its control plane; `sockets/` has those of its workers, `relays/`
+those of its relays, `logs/` the workers' lines. `workers.json` has known workers, and
 `keys.json` the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
 """
 
@@ -14,6 +15,7 @@ import os
 import pathlib
 import stat
 import tempfile
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -32,10 +34,13 @@ UNIX_PATH_BYTES_MAX = 107
 """unix(7): the bytes that fit into an address, without the byte that ends it."""
 VERSION = 1
 WORKERS_FILE = "workers.json"
+TERM_FILE = "term"
 PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 """Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
-_ENTRIES = frozenset(("lock", "secret", "control", "inner", "sockets", "logs", "workers", "keys", "usage"))
+_ENTRIES = frozenset((
+    "lock", "secret", "control", "inner", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
+))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 
 
@@ -87,6 +92,8 @@ class StateDirectory:
     is_kept: bool = True
     """Whether the next gateway has it too, where that matters: a directory that cannot be made is replaced for now."""
 
+    term: int = 1
+    """The number of this start of a gateway with this directory: a later start has a higher number."""
     secret: str = attrs.field(default="", repr=False)
     """The proof that a request is from the gateway's own user (`ichat/config/own_secret.py`)."""
 
@@ -121,7 +128,7 @@ class StateDirectory:
         return known
 
     def mark_of(self, worker_id: str) -> str:
-        """Return the mark of a worker's processes (`orphans.WORKER_TAG_VAR`); every mark begins with that of ""."""
+        """Return the mark of a worker's processes (`WORKER_VARIABLE`); every mark begins with that of ""."""
         return f"{self.path}:{worker_id}"
 
     def save(self, known: SavedState) -> None:
@@ -155,6 +162,11 @@ def read_saved(path: pathlib.Path) -> tuple[SavedState, str]:
     )
 
 
+def kept_in(saved: SavedState) -> frozenset[str]:
+    """Return the workers that are meant to outlive their gateway."""
+    return frozenset(one.worker_id for one in saved.started if one.spec.get("on_gateway_exit") == "keep")
+
+
 @contextlib.contextmanager
 def open_state(settings: ServerSettings, log_directory: str | None) -> Generator[StateDirectory]:
     """Lock the directory for this gateway alone, until the end of the context.
@@ -177,7 +189,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.write(lock, b"%d\n" % os.getpid())
-            secret = keep_secret(path)
+            secret, term = keep_secret(path), raise_term(path)
             for name in (*PRIVATE_FILES, "sockets"):
                 _make_private(os.path.join(path, name))
         except BlockingIOError as error:
@@ -198,7 +210,24 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
                 " path.",
             )
-        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, secret)
+        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret)
+
+
+def raise_term(directory: str) -> int:
+    """Return the number of this start, and keep it; the caller has the lock. Raises OSError."""
+    path = pathlib.Path(directory, TERM_FILE)
+    term = 1
+    try:
+        term = 1 + int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        term = int(time.time())  # higher than any number of starts
+        log.error("%s is damaged: the number of this start is %d", path, term)
+    written = path.with_suffix(".new")
+    written.write_text(f"{term}\n", encoding="ascii")
+    written.replace(path)
+    return term
 
 
 def _usual_path(settings: ServerSettings) -> str | None:

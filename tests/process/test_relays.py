@@ -177,7 +177,7 @@ def test_all_relays_may_retire_at_once(split, tmp_path):
 
 def test_relays_end_with_their_gateway(split):
     """After an ordered stop, and after kill -9 of the gateway, no relay is left."""
-    program = split(worker("m"))
+    program = split("ownerless_s = 1\n" + worker("m"))
     relays = relays_of(program)
     os.kill(program.process.pid, signal.SIGKILL)
     _, left = psutil.wait_procs(relays, LIMIT_S)

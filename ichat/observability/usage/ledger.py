@@ -93,7 +93,7 @@ class Ledger:
         """Held while rows go from the memory to the disk, and while both are read."""
         self._woken: Listeners[[]] = Listeners()
         """Called when there may be something to do."""
-        self._newest_outcomes: Callable[[], Marks] = dict
+        self._newest_outcomes: Callable[[], Marks] | None = None
         self._committed: Callable[[Marks], None] = _ignore
         self._noted: dict[str, int] = {}
         """The marks that are on disk, or will be with the next write."""
@@ -130,9 +130,14 @@ class Ledger:
             _add_tokens(sums, record.usage)
         sums[6] += record.ended_at - record.started_at - record.queued_s
 
-    def add_late(self, key: str, model: str, worker: str, used: UsedTokens) -> None:
-        """Count the tokens of a response that was made in the background; its request was counted before."""
-        _add_tokens(self._sums(key, model, worker), used)
+    def add_sums(
+        self, key: str, model: str, worker: str, used: UsedTokens, *, requests: int = 0, errors: int = 0
+    ) -> None:
+        """Count tokens, and requests that were not counted before."""
+        sums = self._sums(key, model, worker)
+        sums[0] += requests
+        sums[1] += errors
+        _add_tokens(sums, used)
 
     def _sums(self, key: str, model: str, worker: str) -> Sums:
         """Return the sums to which a request is added."""
@@ -165,6 +170,8 @@ class Ledger:
             task_status.started()
             return
         with trio.move_on_after(OPEN_S) as opening:
+            if self._newest_outcomes is not None:
+                await self._read_marks()
             await self._tell_limits()
         if opening.cancelled_caught:
             log.error("%s is slow: limits for a day and a month do not know the earlier usage yet", self._store.path)
@@ -190,17 +197,16 @@ class Ledger:
         """
         self._newest_outcomes, self._committed = newest_outcomes, committed
 
-    async def read_marks(self) -> Marks:
-        """Return the marks on disk; none where the file cannot be read."""
-        if not self.enabled:
-            return {}
+    def marks(self) -> Marks:
+        """Return the marks on disk from the start of `run` on, and those that the next write has."""
+        return self._noted
+
+    async def _read_marks(self) -> None:
         try:
-            with trio.fail_after(OPEN_S):
-                async with self._lock:
-                    self._noted |= await self._in_thread(self._store.marks)
-        except (sqlite3.Error, OSError, trio.TooSlowError) as error:
+            async with self._lock:
+                self._noted |= await self._in_thread(self._store.marks)
+        except (sqlite3.Error, OSError) as error:
             log.error("%s cannot be read (%s): it may count the last requests twice", self._store.path, _why(error))
-        return dict(self._noted)
 
     async def read(self, question: UsageQuestion) -> tuple[Groups, str]:
         """Return the usage until now, on disk and in memory, and `storage`. Raises TooManyGroups.
@@ -268,7 +274,7 @@ class Ledger:
         rows, self._rows = self._rows, {}
         for series, sums in rows.items():
             add_to(self._waiting.setdefault((minute, series), no_sums()), sums)
-        for relay, seq in self._newest_outcomes().items():
+        for relay, seq in () if self._newest_outcomes is None else self._newest_outcomes().items():
             if seq > self._noted.get(relay, 0):
                 self._noted[relay] = self._waiting_marks[relay] = seq
         if trio.current_time() < self._retry_at and not is_last:

@@ -14,8 +14,10 @@ from ichat.relays.owner_talk import UNREAD_BYTES_MAX, OwnerTalk
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import (
     COPIES,
+    ENDED,
     HEAD_ONLY,
     TELLS_HEAD,
+    UNDER_WAY,
     HeadSeen,
     MonotonicNs,
     Note,
@@ -101,7 +103,9 @@ class Pair:
     (ask(1), step(1), ended(1, 1, "unreachable", wants_next=True), step(1, 2), ended(1, 2, attempt=2)),
     (ask(1), step(1), ended(1, 1, "unreachable", wants_next=True), waits(1), Note("leave", 1), Note("gone", 1)),
     (ask(1), step(1, 1, TELLS_HEAD), HeadSeen(1, 200), ended(1, 1)),
-    (ask(1), step(1), Note("shadow", 1), step(COPIES, 1), ended(1, 1), ended(COPIES, 2)),
+    (ask(1), step(1), Note("shadow", 1), step(COPIES | 1), ended(1, 1), ended(COPIES | 1, 2)),
+    (ask(1), step(1), Note("shadow", 1), ended(1, 1), refused(COPIES | 1), ask(1), step(1), Note("shadow", 1)),
+    (ask(1), step(1), Note("shadow", 1), Note("leave", COPIES | 1), Note("gone", COPIES | 1), ended(1, 1)),
     (Note("settings", 0, {"version": 1}), Note("prepared", 0, {"version": 1}), Note("commit", 0, {"version": 1}),
      ask(1), step(1, settings=1)),
     (Note("settings", 0, {"version": 1}), Note("cannot", 0, {"version": 1, "why": "no file"}),
@@ -148,7 +152,12 @@ def test_allowed_orders_pass_both_sides(frames):
     (ask(1), step(1), ended(1, 1, wants_next=True)),
     (ask(1), step(1), ended(1, 1, "declined", wants_next=True), ended(1, 2, attempt=2)),
     (ask(1), step(1), ended(1, 1, "declined", wants_next=True), step(1, 3)),
-    (ask(1), step(1), Note("shadow", 1), step(COPIES, 1), ended(COPIES, 1, "late", wants_next=True)),
+    (ask(1), step(1), Note("shadow", 1), step(COPIES | 1), ended(COPIES | 1, 1, "late", wants_next=True)),
+    # a copy is asked for once, and has a single step
+    (ask(1), step(1), step(COPIES | 1)),
+    (ask(1), step(1), Note("shadow", 1), refused(COPIES | 1), step(COPIES | 1)),
+    (ask(1), step(1), Note("shadow", 1), step(COPIES | 1), step(COPIES | 1, 2)),
+    (ask(1), step(1), Note("shadow", 1), step(COPIES | 1), refused(COPIES | 1)),
     # F5: who has left is answered by `gone`
     (ask(1), Note("leave", 1), step(1)),
     (ask(1), Note("leave", 1), refused(1)),
@@ -205,7 +214,7 @@ def test_relays_refuse_a_forbidden_frame_of_their_owner(frames):
 
 @pytest.mark.parametrize("frames", [
     (ask(1), ask(1)), (ended(1, 1),), (ask(COPIES),), (HeadSeen(1, 200),), (Note("ready"),), (Note("gone", 1),),
-    (Note("added", 0, {"seq": 1, "rows": [[1]]}),), (Note("added", 0, {"seq": 1, "rows": [["", "", "", 1, 1, [[]]]]}),),
+    (Note("added", 0, {"seq": 1, "rows": [[1]]}),), (Note("added", 0, {"seq": 1, "rows": [["", "", "", 1, 0, 1, 1, 0, [[]]]]}),),
     tuple(ask(number) for number in range(1, 102)),
 ])  # fmt: skip
 def test_owners_refuse_a_forbidden_frame_of_a_relay(frames):
@@ -296,15 +305,28 @@ def test_new_owners_get_everything_that_is_open():
     pair.run(ask(4), ask(5), Note("leave", 5), ended(2, 2, "declined", wants_next=True))
     pair.relay.lose_owner(S)
     pair.meet()
-    report, *rest = pair.report[1:]
+    report, *rest = [one for one in pair.report[1:] if not (isinstance(one, SentAsk) and one.bits & UNDER_WAY)]
     assert report.content["trying"] == [[3, 1, "w", "k", "m"]]
     assert report.content["recent"] == [[1, "k", 3, 14]]
-    assert [(one.seq, one.key, one.model, one.wants_next) for one in rest[:2]] == [
+    assert rest[0] == ask(1, ENDED)
+    assert [(one.seq, one.key, one.model, one.wants_next) for one in rest[1:3]] == [
         (1, "k", "m", False),
         (2, "k", "m", False),
     ]
-    assert [(one.number, one.at, one.tried) for one in rest[2:4]] == [(2, 2, (("w", "m", "declined"),)), (4, 4, ())]
-    assert rest[4:] == [Note("ready")]
+    assert [(one.number, one.at, one.tried) for one in rest[3:5]] == [(2, 2, (("w", "m", "declined"),)), (4, 4, ())]
+    assert rest[5:] == [Note("ready")]
+
+
+def test_new_owners_get_the_asks_of_requests_under_way():
+    """They need them to show and to end those requests, and answer none of them."""
+    pair = Pair()
+    pair.run(ask(1), step(1), ask(2))
+    pair.relay.lose_owner(S)
+    pair.meet()
+    asks = [(frame.number, frame.bits & UNDER_WAY != 0) for frame in pair.report if isinstance(frame, SentAsk)]
+    assert asks == [(1, True), (2, False)]
+    with pytest.raises(TalkError, match="request of an earlier owner"):
+        pair.owner.receives(ask(1, UNDER_WAY))
 
 
 def test_relays_keep_only_the_last_minute():
@@ -353,9 +375,11 @@ def test_unsent_outcomes_are_added_up(is_blocked):
     sums = [row for one in pair.relay.unsettled if isinstance(one, Note) for row in one.content["rows"]]
     single = [one for one in pair.relay.unsettled if isinstance(one, SentOutcome)]
     assert sum(row[3] for row in sums) + len(single) == 40
-    assert sum(row[4] for row in sums) + sum(one.usage.total for one in single) == 280
+    assert sum(row[5] for row in sums) + sum(one.usage.total for one in single) == 280
+    assert len(pair.relay._ended) == len(single)
     pair.owns(Note("settled", 0, {"seq": pair.relay.next_seq - 1}))
     assert not pair.relay.unsettled
+    assert not pair.relay._ended
 
 
 def test_outcomes_that_were_sent_are_not_added_up():

@@ -1,0 +1,144 @@
+"""The owner's first meeting with the relays of earlier owners: until each of them has reported, or has ended."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import trio
+
+from ichat.listeners import Listeners
+from ichat.relays.adoption import Adopted, Adoption
+from ichat.relays.found_relays import FoundRelay, find_relays, first_listeners
+from ichat.relays.relay_at_owner import RelayAtOwner
+from ichat.relays.values import Frame, MonotonicNs, Note
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+LATE_S = 1.0
+"""If this process itself is later than this by its own clock, no relay is blamed for its silence."""
+
+
+class Adopting:
+    """The relays of earlier owners, from the search for them to the first decision."""
+
+    def __init__(
+        self, directory: str, now: Callable[[], MonotonicNs], marks: Callable[[], Mapping[str, int]] = dict[str, int]
+    ) -> None:
+        """`directory` is the state directory. `marks` returns the ledger's outcomes, by the identities of relays."""
+        self._directory = directory
+        self._now = now
+        self._read_marks = marks
+        self.found: list[FoundRelay] = []
+        """Until `begin`."""
+        self._relays: dict[str, RelayAtOwner] = {}
+        """By their processes, until `end_all`."""
+        self._identities: Mapping[str, int] = {}
+        self._marks: dict[str, int] = {}
+        """By the names of relays: an identity is known from the relay's `hello` on."""
+        self._adoption = Adoption((), {}, now())
+        self._adopted: Adopted | None = None
+        self._changed: Listeners[[]] = Listeners()
+
+    def __repr__(self) -> str:
+        return f"<Adopting {self._adoption!r}>"
+
+    async def find(self, term: int, address: str) -> list[socket.socket]:
+        """Have the relays of earlier owners follow the owner of this term; return the listeners for an address."""
+        self.found = await find_relays(self._directory, term)
+        return first_listeners(self.found, address)
+
+    def begin(self) -> Iterator[tuple[RelayAtOwner, socket.socket]]:
+        """Expect a report of each relay that was found; yield the relays, each with its connection for frames."""
+        found, self.found = self.found, []
+        now = trio.current_time()
+        relays = [RelayAtOwner(0, relay.process, relay.descriptors, now) for relay in found]
+        self._relays = {_name_of(relay): relay for relay in relays}
+        self._identities = self._read_marks()
+        self._adoption = Adoption(self._relays, self._marks, self._now())
+        for relay, given in zip(relays, found, strict=True):
+            relay.address = given.address
+            yield relay, given.frames
+
+    def has(self, relay: RelayAtOwner) -> bool:
+        """Return whether this relay reports, or has reported."""
+        return _name_of(relay) in self._relays
+
+    def receive(self, relay: RelayAtOwner, frame: Frame) -> None:
+        """Note a frame of a report. Raises TalkError."""
+        name = _name_of(relay)
+        if isinstance(frame, Note) and frame.kind == "hello":
+            relay.meet(frame, trio.current_time(), self._now())
+            self._marks[name] = self._identities.get(relay.talk.identity, 0)
+            return
+        self._adoption.receive(name, frame)
+        if frame.kind == "ready":
+            if relay.wire is not None:
+                relay.wire.pause()
+            self._changed()
+
+    def end(self, relay: RelayAtOwner) -> None:
+        """Note that a relay has ended."""
+        self._adoption.end(_name_of(relay))
+        self._changed()
+
+    async def collect(self) -> None:
+        """Wait until all have reported, and restore their requests; kill those that do not report in time."""
+        due_at = trio.current_time() + LOOK_S
+        while not self._adoption.is_complete:
+            with trio.move_on_at(due_at):
+                await self._changed.wait()
+            late_s = trio.current_time() - due_at
+            if late_s < 0:
+                continue
+            due_at = trio.current_time() + LOOK_S
+            if late_s > LATE_S:
+                self._adoption.begin_anew(self._now())
+            for name in self._adoption.overdue(self._now()):
+                self._relays[name].kill("it has not reported in time")
+        adopted = self._adopted = self._adoption.result()
+        for name, trying in adopted.trying:
+            self._relays[name].desk.restore(trying, adopted.under_way.get((name, trying.number)))
+        for name, outcome in adopted.outcomes:
+            self._relays[name].desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+        for relay in self._relays.values():
+            relay.talk.note_counted()
+        if self._relays:
+            log.info("adopted the relays of an earlier start, with %d requests under way", len(adopted.trying))
+
+    @property
+    def windows(self) -> Mapping[tuple[int, str], tuple[int, int]] | None:
+        """The requests and tokens of the last minute, by second and key; None if no relay is there to say so."""
+        is_known = any(relay.state != "gone" for relay in self._relays.values())
+        return self._adopted.windows if is_known and self._adopted is not None else None
+
+    def end_all(self) -> None:
+        """Answer the requests that wait, in the order of their times, and all later frames."""
+        relays, self._relays, adopted = self._relays, {}, self._adopted
+        for name, asked in () if adopted is None else adopted.waiting:
+            if relays[name].state != "gone":
+                relays[name].desk.receives(asked)
+        for name, seq in () if adopted is None else adopted.skipped.items():
+            relays[name].settle(seq)
+        for relay in relays.values():
+            if relay.wire is not None:
+                relay.wire.resume()
+
+
+def places_of(relays: Iterable[RelayAtOwner], count: int, build: str, address: str) -> dict[int, RelayAtOwner]:
+    """Return the relays that stay, each with its number: the oldest that accept from this address by this program."""
+    found = [one for one in relays if one.state == "accepting" and (one.build, one.address) == (build, address)]
+    staying = sorted(found, key=lambda relay: relay.since)[:count]
+    places: dict[int, RelayAtOwner] = {}
+    others: list[RelayAtOwner] = []
+    for relay in staying:
+        if 1 <= relay.number <= count and relay.number not in places:
+            places[relay.number] = relay
+        else:
+            others.append(relay)
+    free = (number for number in range(1, count + 1) if number not in places)
+    return places | dict(zip(free, others, strict=False))
+
+
+def _name_of(relay: RelayAtOwner) -> str:
+    return str(relay.process.pid)
