@@ -59,6 +59,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/__main__.py",
     "ichat/observability/logs/worker_log.py",
     "ichat/proxy/copies.py",
+    "ichat/relays/relay_exchange.py",
     "ichat/relays/timers.py",
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",

@@ -11,8 +11,11 @@ read these in different ways, so that none of them is let through (`server_parse
 
 import re
 
+import h11
 import h11._readers
 import h11._receivebuffer
+
+from ichat import errors
 
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
 _TEXT = rb"[^\x00\s]+"
@@ -75,3 +78,22 @@ def check_clear(head: bytes | bytearray) -> None:
     _, _, behind = head.lower().partition(_LENGTH)
     if behind and (_LENGTH in behind or b"," in behind.partition(b"\r")[0]):
         raise h11.LocalProtocolError(LENGTHS)
+
+
+def announced_length(head: h11.Request) -> int | None:
+    """Return the length of the body, or None for a body in chunks. Raises ApiError if that is not clear."""
+    length = b"0"
+    is_chunked = False
+    is_announced = False
+    for name, value in head.headers:
+        if name == b"content-length":
+            is_announced, length = True, value
+        elif name == b"transfer-encoding":
+            is_chunked = True
+    if is_chunked:
+        if is_announced:
+            raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
+        if head.http_version != b"1.1":
+            raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
+        return None
+    return int(length)

@@ -26,8 +26,6 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 READY_MAX = 256
 """Sockets handled before tasks get their turn."""
-LATE_S = 0.002
-"""How long a function waits that is called late."""
 SWEEP_S = 0.5
 """How often deadlines are compared with the clock, and so the longest delay until an expiry is noticed."""
 
@@ -54,9 +52,6 @@ class Hub:
         """Called when there is an entry with a deadline, after there was none."""
         self._in_task = False
         self._soon: list[Callable[[], None]] = []
-        self._late: list[Callable[[], None]] = []
-        self._late_until = 0.0
-        """When the functions in `_late` are called at the latest."""
         self._clock = trio.current_time
         self.now = 0.0
         """Trio's clock at the start of the newest batch of events or sweep: for functions that the hub calls.
@@ -116,18 +111,6 @@ class Hub:
         else:
             self._soon.append(send)
 
-    def late(self, send: Callable[[], None]) -> None:
-        """Call a function once, when nothing has happened for `LATE_S`, or at the end of a turn after that time.
-
-        It must not raise. It is called at once where this hub does not see the end of a turn.
-        """
-        if self._in_task:
-            send()
-            return
-        if not self._late:
-            self._late_until = self.update_clock() + LATE_S
-        self._late.append(send)
-
     async def run_forever(self) -> None:
         """Serve events for as long as anything uses this hub."""
         async with trio.open_nursery() as nursery:
@@ -145,13 +128,7 @@ class Hub:
         """Wait for events, at most `wait_s`, call the functions of `READY_MAX` at most, and return for how many."""
         if self._soon:
             self._send_gathered()
-        if self._late and wait_s > LATE_S:
-            events = self._epoll.poll(LATE_S, READY_MAX)
-            if not events:
-                self._send_late()
-                events = self._epoll.poll(wait_s - LATE_S, READY_MAX)
-        else:
-            events = self._epoll.poll(wait_s, READY_MAX)
+        events = self._epoll.poll(wait_s, READY_MAX)
         self.update_clock()
         find = self._ready.get
         for fd, flags in events:
@@ -163,16 +140,9 @@ class Hub:
             except Exception:
                 log.exception("a bug moving bytes, in %r; this socket is no longer watched", ready)
                 self.forget(fd)
-        if self._late and self.now >= self._late_until:
-            self._send_late()
         if self._soon:
             self._send_gathered()
         return len(events)
-
-    def _send_late(self) -> None:
-        late, self._late = self._late, []
-        for send in late:
-            send()
 
     def _send_gathered(self) -> None:
         gathered, self._soon = self._soon, []

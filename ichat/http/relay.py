@@ -1,4 +1,8 @@
-"""An exchange on an upstream's connection: a request is sent, and its response moved to a receiver."""
+"""An exchange on an upstream's connection: a request is sent, and its response moved to a receiver.
+
+A task that has nothing else to do runs it. Without a task it can be begun, and ended once the response is whole: the
+hub moves the bytes.
+"""
 
 from collections.abc import Callable
 
@@ -12,6 +16,7 @@ from ichat.http.pool import Connection
 
 _HEAD_BYTES_MAX = 64 * 1024
 
+Piece = bytes | bytearray | memoryview
 OnHead = Callable[[ResponseHead], bytes]
 """Returns our head for the upstream's. Raises ResponseRejected, Declined."""
 
@@ -52,9 +57,12 @@ class HeadReader:
 
 
 class Relay:
-    """A request on its way, and its response. ``await relay.run(pieces)`` from the request's task, once."""
+    """A request on its way, and its response. ``await relay.run(pieces)`` from the request's task, once.
 
-    __slots__ = ("_connection", "_sending", "_task", "_to", "_unsent", "body", "reusable")
+    Or `begin`, and `end` when the function that it has got is called; where that returns False, `run` goes on.
+    """
+
+    __slots__ = ("_changed", "_connection", "_has_begun", "_sending", "_task", "_to", "_unsent", "body", "reusable")
 
     def __init__(
         self,
@@ -86,10 +94,13 @@ class Relay:
         """The request's task, while it waits for the response."""
         self._sending: trio.CancelScope | None = None
         """Its wait until the upstream accepts more of the request."""
+        self._changed: Callable[[], None] | None = None
+        """Called where no task waits for the response."""
+        self._has_begun = False
         self._unsent = 0
         """Bytes of the request that the upstream did not accept."""
         self.reusable = False
-        """Whether the connection may carry another exchange; known when `run` has returned."""
+        """Whether the connection may carry another exchange; known at the end."""
 
     def __repr__(self) -> str:
         return f"<Relay from {self.body} to {self._to}>"
@@ -109,22 +120,51 @@ class Relay:
         to, body = self._to, self.body
         return not self.has_head or (to.is_between_chunks and not to.rest and not body.done)
 
-    async def run(self, request: list[bytes | bytearray]) -> None:
+    def begin(self, request: list[Piece], changed: Callable[[], None] | None = None) -> None:
+        """Send the request, freeing its pieces, as far as the upstream accepts it at once.
+
+        `changed` is called once: when the response has ended or failed, or bytes wait for the receiver.
+        """
+        connection, self._has_begun = self._connection, True
+        connection.set_reader(self.body.readable)
+        connection.hub.time(self.body)
+        while request:
+            try:
+                sent = connection.sock.send(request[0])
+            except OSError:
+                sent = 0
+            if sent != len(request[0]):
+                request[0] = memoryview(request[0])[sent:]
+                return
+            del request[0]
+        self._changed = changed
+
+    def end(self) -> bool:
+        """End an exchange that was begun, if the receiver has all of the response; return whether it has."""
+        body, to = self.body, self._to
+        if to.rest or not body.done:
+            return False
+        to.taker.response_is_whole()
+        self.reusable = body.reusable and not self._unsent
+        body.close()
+        return True
+
+    def abandon(self) -> None:
+        """Move nothing more of an exchange that was begun."""
+        self._changed = None
+        self.body.close()
+
+    async def run(self, request: list[Piece]) -> None:
         """Send the request, freeing its pieces, and move the response until it has ended.
 
         Raises UpstreamError; the client's head may have been sent by then.
         """
         body, to = self.body, self._to
-        self._connection.set_reader(body.readable)
-        self._connection.hub.time(body)
+        if not self._has_begun:
+            self.begin(request)
         try:
             while request:
-                try:
-                    sent = self._connection.sock.send(request[0])
-                except OSError:
-                    sent = 0
-                if sent != len(request[0]):
-                    await self._send_piece(memoryview(request[0])[sent:])
+                await self._send_piece(memoryview(request[0]))
                 del request[0]
             while to.rest or not body.done:
                 if to.rest or body.failure is not None:
@@ -168,6 +208,9 @@ class Relay:
         if self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
+        elif self._changed is not None:
+            changed, self._changed = self._changed, None
+            changed()
 
     def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None

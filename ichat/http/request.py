@@ -17,7 +17,7 @@ import trio
 from ichat import errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
-from ichat.http.h11_patch import server_parser
+from ichat.http.h11_patch import announced_length, server_parser
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 from ichat.http.hub import Hub
 from ichat.http.request_ids import RequestIds
@@ -76,6 +76,7 @@ class Bounds(Protocol):
     limits: Limits
     timeouts: Timeouts
     ids: RequestIds
+    draining: bool
 
 
 class RequestReader:
@@ -85,8 +86,8 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_bounds", "_fed", "_has_expired", "_hub", "_is_readable", "_leftover", "_parser", "_send_all", "_sock",
-        "_task", "_unwaited", "deadline", "idle",
+        "_bounds", "_fed", "_has_expired", "_has_waited", "_hub", "_is_readable", "_leftover", "_parser", "_send_all",
+        "_sock", "_task", "_unwaited", "deadline", "idle",
     )  # fmt: skip
 
     def __init__(
@@ -109,7 +110,8 @@ class RequestReader:
         """How often something was received since the last wait."""
         self._task: trio.lowlevel.Task | None = None
         """The task that waits for bytes."""
-        self._has_expired = False
+        self._has_expired = self._has_waited = False
+        """Whether nothing arrived in time, and whether that wait was for the next head; see `wait_ahead`."""
         self.deadline = math.inf
         """Of the wait, on Trio's clock."""
         self.idle = True
@@ -122,6 +124,10 @@ class RequestReader:
             data, self._leftover = self._leftover, b""
         else:
             self.idle = True
+            if self._has_waited:
+                self.end_wait_ahead()
+                if self._has_expired:
+                    return None
             received: memoryview | None = None
             while received is None:
                 if not self._is_readable and not await self._wait(
@@ -164,7 +170,7 @@ class RequestReader:
         if head.length is not None and head.length > self._bounds.limits.body_bytes_max:
             raise errors.request_too_large(self._bounds.limits.body_bytes_max)
         if parser is not None:
-            await self._continue(parser)
+            await _continue(parser, self._send_all)
             data = parser.trailing_data[0]
         if head.length is not None:
             body = await self._read_exactly(head.length, data, deadline)
@@ -184,9 +190,7 @@ class RequestReader:
             raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not supported: use HTTP/1.1.")
         if not event.target.startswith(b"/"):
             raise errors.bad_request("The request target must be a path that begins with '/'.")
-        return RequestHead(
-            event.method, event.target, event.http_version, list(event.headers), _announced_length(event)
-        )
+        return RequestHead(event.method, event.target, event.http_version, list(event.headers), announced_length(event))
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
         """Return the parser's next event, feeding it as needed; None if the client has left. Raises ApiError."""
@@ -194,10 +198,10 @@ class RequestReader:
             try:
                 event = parser.next_event()
             except h11.RemoteProtocolError as error:
-                raise self._refusal(error) from error
+                raise _refusal(error, self._bounds.limits.head_bytes_max) from error
             if event is not h11.NEED_DATA:
                 return event
-            await self._continue(parser)
+            await _continue(parser, self._send_all)
             data = await self.receive(deadline)
             if data is None:
                 raise errors.request_timeout()
@@ -268,8 +272,8 @@ class RequestReader:
         return self._bounds.timeouts
 
     def has_received(self) -> bool:
-        """Return whether bytes of a further request were received, but not yet read."""
-        return bool(self._leftover)
+        """Return whether bytes of a further request were received, but not yet read, or may have arrived."""
+        return bool(self._leftover) or self._has_waited
 
     def unread(self, data: bytes) -> None:
         """Read these bytes, which were received elsewhere, before all others."""
@@ -334,6 +338,23 @@ class RequestReader:
         self.deadline = math.inf
         return not self._has_expired
 
+    def wait_ahead(self, task: trio.lowlevel.Task) -> bool:
+        """Have the next request wake this task, as `read_head` would; return False if it may have arrived already.
+
+        So the end of a response needs no turn of its task. `end_wait_ahead` must follow if the task is cancelled.
+        """
+        if self._leftover or self._is_readable or self._bounds.draining:
+            return False
+        self._unwaited, self._has_expired, self._has_waited, self.idle = 0, False, True, True
+        self.deadline = self._hub.update_clock() + self._bounds.timeouts.keep_alive_s
+        self._hub.time(self)
+        self._task = task
+        return True
+
+    def end_wait_ahead(self) -> None:
+        """End the wait of `wait_ahead`. Harmless the second time."""
+        self._task, self._has_waited, self.deadline = None, False, math.inf
+
     def wake(self) -> None:
         """Called when bytes have arrived."""
         self._is_readable = True
@@ -353,32 +374,15 @@ class RequestReader:
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def _continue(self, parser: h11.Connection) -> None:
-        """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""
-        if parser.they_are_waiting_for_100_continue:
-            event = h11.InformationalResponse(status_code=100, headers=[])
-            await self._send_all(parser.send(event) or b"")
 
-    def _refusal(self, error: h11.RemoteProtocolError) -> ApiError:
-        if error.error_status_hint == 431:
-            return errors.head_too_large(self._bounds.limits.head_bytes_max)
-        return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")
+async def _continue(parser: h11.Connection, send_all: Callable[[bytes], Awaitable[None]]) -> None:
+    """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""
+    if parser.they_are_waiting_for_100_continue:
+        event = h11.InformationalResponse(status_code=100, headers=[])
+        await send_all(parser.send(event) or b"")
 
 
-def _announced_length(head: h11.Request) -> int | None:
-    """Return the length of the body, or None for a body in chunks. Raises ApiError if that is not clear."""
-    length = b"0"
-    is_chunked = False
-    is_announced = False
-    for name, value in head.headers:
-        if name == b"content-length":
-            is_announced, length = True, value
-        elif name == b"transfer-encoding":
-            is_chunked = True
-    if is_chunked:
-        if is_announced:
-            raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
-        if head.http_version != b"1.1":
-            raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
-        return None
-    return int(length)
+def _refusal(error: h11.RemoteProtocolError, head_bytes_max: int) -> ApiError:
+    if error.error_status_hint == 431:
+        return errors.head_too_large(head_bytes_max)
+    return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")

@@ -56,7 +56,6 @@ class Door(Bounds, Protocol):
 
     role: bytes
     hub: Hub
-    draining: bool
 
     def more_headers(self, head: RequestHead, /) -> Headers: ...
     def check_drained(self) -> None: ...

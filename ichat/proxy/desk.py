@@ -115,6 +115,11 @@ class Desk:
     def __repr__(self) -> str:
         return f"<Desk {self.model} {self.worker}>"
 
+    @property
+    def ignores_prefix(self) -> bool:
+        """Whether its route did not depend on its prefix: it has a single endpoint, and asked for no alias."""
+        return self.alias is None and self._routing is not None and self._routing.ignores_prefix
+
     def count(self, trace: Trace | None) -> None:
         """Count this as a request to a model, with its trace."""
         self.is_counted, self.trace = True, trace

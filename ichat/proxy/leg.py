@@ -19,7 +19,7 @@ from ichat.http.heads import ResponseHead
 from ichat.http.json_body import Body
 from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection, Pool
-from ichat.http.relay import Relay
+from ichat.http.relay import Piece, Relay
 from ichat.http.server import Taker
 from ichat.protocol.messages import CODE_HEADER, WHY_HEADER, sentence
 from ichat.proxy.refusals import Failure
@@ -30,6 +30,9 @@ from ichat.routing.endpoint import EndpointFacts
 _TOO_LONG = errors.CONTEXT_LENGTH_EXCEEDED.encode()
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks if its upstream was about to close it."""
+
+_Begun = tuple[Connection, Relay, list[Piece]]
+"""An exchange on a connection, and the part of the request that the upstream has not accepted yet."""
 
 
 class BodySink(Protocol):
@@ -130,6 +133,8 @@ class Leg:
     """The code of the error, if the response did not go well."""
     is_stream: bool = False
     """Whether the response is a stream of events."""
+    _begun: _Begun | None = None
+    """The exchange that `begin` has begun."""
     _refused: int = 0
     """The status of a response that is not passed on."""
     _is_too_long: bool = False
@@ -137,6 +142,40 @@ class Leg:
 
     def __repr__(self) -> str:
         return f"<Leg to {self.endpoint.id.decode()} {self.status}>"
+
+    def begin(self, changed: Callable[[], None]) -> bool:
+        """Begin the exchange on a kept connection, without a task; return whether all of the request was sent.
+
+        If it was, `changed` is called once, and `end` is asked then. If it was not, or `end` returns False, `run`
+        follows; `abandon`, if the request is cut off before.
+        """
+        connection = self.pool.acquire(self.endpoint.upstream)
+        if connection is None:
+            return False
+        self._begun = _, relay, pieces = self._begin_on(connection)
+        relay.begin(pieces, changed)
+        return not pieces
+
+    def end(self) -> bool:
+        """End an exchange that `begin` has begun, and return whether the response is whole."""
+        assert self._begun is not None
+        connection, relay, _ = self._begun
+        if not relay.end():
+            return False
+        self._begun = None
+        if relay.reusable:
+            self.pool.release(connection)
+        else:
+            self.pool.discard(connection)
+        return True
+
+    def abandon(self) -> None:
+        """Break off an exchange that `begin` has begun. Harmless if there is none."""
+        if self._begun is not None:
+            connection, relay, _ = self._begun
+            self._begun = None
+            relay.abandon()
+            self.pool.discard(connection)
 
     async def run(self) -> Outcome:
         """Have the endpoint answer the request, and return how that went.
@@ -146,22 +185,19 @@ class Leg:
         worked on, and may be the reason: it goes nowhere else.
         """
         upstream, pool, earlier = self.endpoint.upstream, self.pool, None
-        connection = pool.acquire(upstream)
+        begun, self._begun = self._begun, None
+        connection = pool.acquire(upstream) if begun is None else begun[0]
         while True:
             is_fresh = connection is None
             if connection is None:
                 try:
                     connection = await pool.connect(upstream)
                 except ApiError as error:
-                    if earlier is not None:
-                        return self._outcome(
-                            "broken", errors.upstream_failed(upstream.name, str(earlier)), str(earlier)
-                        )
-                    return self._outcome("unreachable" if error.code == "upstream_unreachable" else "unfit", error)
-            relay = self._relay_on(connection)
-            asked_at = self.asked_at = pool.hub.now  # the relay has just looked at the clock
+                    return self._unconnected(error, earlier)
+            _, relay, pieces = begun or self._begin_on(connection)
+            asked_at = self.asked_at or 0.0
             try:
-                await relay.run([*self.pieces])
+                await relay.run(pieces)
             except UpstreamError as error:
                 lost = error.with_traceback(None)
             else:
@@ -175,7 +211,20 @@ class Leg:
             soon = trio.current_time() - asked_at < KEPT_RACE_S
             if is_fresh or lost.answered or lost.timed_out or not soon:
                 return await self._failed(lost)
-            earlier, connection = lost, None
+            earlier, connection, begun = lost, None, None
+
+    def _unconnected(self, error: ApiError, earlier: UpstreamError | None) -> Outcome:
+        """Return the outcome where no connection can be made; `earlier` says why a kept connection has broken."""
+        if earlier is not None:
+            name, why = self.endpoint.upstream.name, str(earlier)
+            return self._outcome("broken", errors.upstream_failed(name, why), why)
+        return self._outcome("unreachable" if error.code == "upstream_unreachable" else "unfit", error)
+
+    def _begin_on(self, connection: Connection) -> _Begun:
+        """Return an exchange on a connection; nothing of the request has been sent."""
+        relay = self._relay_on(connection)
+        self.asked_at = self.pool.hub.now  # the relay has just looked at the clock
+        return connection, relay, [*self.pieces]
 
     def _relay_on(self, connection: Connection) -> Relay:
         """Return the relay of the request and its response on a connection."""

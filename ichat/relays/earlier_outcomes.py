@@ -12,8 +12,8 @@ from ichat.observability.request_record import CLIENT_LEFT, LABELS, OTHER, RESPO
 from ichat.protocol.usage import UsedTokens
 from ichat.proxy.handler import Gateway
 from ichat.relays.adoption import sums_in
-from ichat.relays.layouts import ENDS
 from ichat.relays.request_at_relay import head_of, is_about_response
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import COPIES, NEVER, MonotonicNs, Note, SentAsk, SentOutcome, TrioClock
 from ichat.security.rate_limits import EarlierUse
 

@@ -9,6 +9,7 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.http.server import Client
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
@@ -44,25 +45,44 @@ class Asking:
     """Called with the text of a comment, for a stream that waits."""
     progress: RequestProgress | None = None
     """How far the request has got; None: it has only a head."""
-    _answers: list[Frame] = attrs.field(factory=list[Frame])
+    begin: Callable[[SentStep], bool] | None = None
+    """Called with a step while the task waits: returns whether it has begun without the task."""
+    _answers: list[Frame | None] = attrs.field(factory=list[Frame | None])
     _task: trio.lowlevel.Task | None = None
+    _waits_ahead: Client | None = None
+    """Its client, if the next request wakes the task."""
 
     def answer(self, frame: Frame) -> None:
-        """Wake the task with a frame."""
+        """Wake the task with a frame, if it is needed for it."""
+        if self._task is not None and self.begin is not None and isinstance(frame, SentStep) and self.begin(frame):
+            return
+        self.wake(frame)
+
+    def wake(self, frame: Frame | None = None) -> None:
+        """Wake the task with a frame, or without any."""
         self._answers.append(frame)
         task, self._task = self._task, None
         if task is not None:
             trio.lowlevel.reschedule(task)
 
-    async def wait(self) -> Frame:
-        """Return the next answer."""
+    def end(self, client: Client) -> None:
+        """Have the next request of a client that has its response wake the task, or wake it now."""
+        if self._task is not None and client.keep_alive and client.reader.wait_ahead(self._task):
+            self._waits_ahead = client
+        else:
+            self.wake()
+
+    async def wait(self) -> Frame | None:
+        """Return the next answer; None if it was woken without any."""
         if not self._answers:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abandon)
-        return self._answers.pop(0)
+        return self._answers.pop(0) if self._answers else None
 
     def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None
+        if self._waits_ahead is not None:
+            self._waits_ahead.reader.end_wait_ahead()
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -77,13 +97,11 @@ class FrameDesk:
         self,
         talk: RelayTalk,
         send: Callable[[Frame], None],
-        send_late: Callable[[Frame], None],
         now: Callable[[], MonotonicNs],
     ) -> None:
-        """`send` sends a frame after a check of the order, `send_late` sends a frame that may wait."""
+        """`send` sends a frame after a check of the order."""
         self._talk = talk
         self._send = send
-        self._send_late = send_late
         self._now = now
         self._last = 0
         self.asking: dict[int, Asking] = {}
@@ -109,9 +127,10 @@ class FrameDesk:
         cancel: Callable[[], None],
         comment: Callable[[bytes], None],
         progress: RequestProgress | None = None,
+        begin: Callable[[SentStep], bool] | None = None,
     ) -> Asking:
         """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked."""
-        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress)
+        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress, begin)
         for frame in self._talk.ask(asked, asked.number, self._now()):
             self._send(frame)
         return asking
@@ -131,8 +150,9 @@ class FrameDesk:
         return asking
 
     def end(self, asking: Asking) -> None:
-        """Receive no more answers; a request that still asks leaves."""
-        del self.asking[asking.number]
+        """Receive no more answers; a request that still asks leaves. Harmless the second time."""
+        if self.asking.pop(asking.number, None) is None:
+            return
         one = self._talk.requests.get(asking.number)
         if one is not None and one.phase in ("head", "admitted", "asked"):
             self._say(Note("leave", asking.number))
@@ -142,11 +162,9 @@ class FrameDesk:
         """The number of the next outcome."""
         return self._talk.next_seq
 
-    def report(self, sent: SentOutcome, *, may_wait: bool = False) -> None:
-        """Send the outcome of an attempt; it has the next number. If it may wait, it leaves with the next frame."""
-        send = self._send_late if may_wait and not sent.wants_next else self._send
-        for one in self._talk.sends(sent, self._now()):
-            send(one)
+    def report(self, sent: SentOutcome) -> None:
+        """Send the outcome of an attempt; it has the next number."""
+        self._say(sent)
 
     def send(self, frame: Frame) -> None:
         """Send another frame about a request."""

@@ -7,66 +7,64 @@ strings. An older reader skips both, and a missing field is 0 or empty. The JSON
 integers are little-endian. Where the bit `OPTIONAL` is set, a reader that does not know the kind ignores the frame.
 """
 
-import json
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
-from ichat.relays.layouts import LAYOUTS, OPTIONAL, Parts
+from ichat.relays.frame_parts import json_of, object_in
+from ichat.relays.layouts import LAYOUTS, OPTIONAL, Layout
 from ichat.relays.values import NOTHING, Frame, FrameError, Note
 
 FRAME_BYTES_MAX = 1024 * 1024
 ASK_BYTES_MAX = 16 * 1024
 """A request with a larger ask is refused: 431."""
 _HEAD = struct.Struct("<IBBH")
-_WHOLE = {name: struct.Struct(f"<IBBH{one.fixed}B{one.strings}H") for name, one in LAYOUTS.items()}
-"""The fields of each kind before its strings, all together."""
-_HEAD_BYTES = {name: whole.size - 1 - 2 * LAYOUTS[name].strings for name, whole in _WHOLE.items()}
-_NAMES = {layout.number: name for name, layout in LAYOUTS.items()}
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, struct.error)
 """The errors of a table that is fed with something else."""
 
 
 def encode(frame: Frame) -> bytes:
     """Return the bytes of a frame. Raises FrameError if a value is out of bounds, or the frame is too large."""
-    layout = LAYOUTS.get(frame.kind)
-    if layout is None:
+    write = _WRITERS.get(frame.kind)
+    if write is None:
         raise FrameError(f"There is no kind of frame with the name {frame.kind!r}.")
-    kind, whole = frame.kind, _WHOLE[frame.kind]
     try:
-        fixed, strings, rest = layout.parts_of(frame)
-        after = b"".join(strings)
-        if rest:
-            after += json.dumps(rest, separators=(",", ":"), allow_nan=False).encode()
-        size = whole.size + len(after)
-        head = whole.pack(
-            size, layout.number, layout.bits, _HEAD_BYTES[kind], *fixed, layout.strings, *map(len, strings)
-        )
+        data = write(frame)
     except _DAMAGES as error:
-        raise FrameError(f"A frame `{kind}` cannot be written: {error}.") from error
-    _check_size(kind, size)
-    return head + after
+        raise FrameError(f"A frame `{frame.kind}` cannot be written: {error}.") from error
+    if len(data) > ASK_BYTES_MAX:
+        _check_size(frame.kind, len(data))
+    return data
 
 
 def decode(data: bytes) -> Frame | None:
     """Return the value of a whole frame, or None if its kind is unknown and optional. Raises FrameError."""
     if len(data) < _HEAD.size:
         raise FrameError(f"A frame of {len(data)} bytes has no head.")
-    size, number, bits, head_bytes = _HEAD.unpack_from(data)
-    if size != len(data):
-        raise FrameError(f"A frame of {len(data)} bytes says that it has {size}.")
-    kind = _NAMES.get(number)
-    if kind is None:
+    head = _HEAD.unpack_from(data)
+    if head[0] != len(data):
+        raise FrameError(f"A frame of {len(data)} bytes says that it has {head[0]}.")
+    return _value_of(data, 0, head)
+
+
+def _value_of(data: bytes, at: int, head: tuple[int, int, int, int]) -> Frame | None:
+    """Return the value of the frame that stands there and has this head; see `decode`."""
+    size, number, bits, head_bytes = head
+    end = at + size
+    known = _READERS.get(number)
+    if known is None:
         if bits & OPTIONAL:
             return None
         raise FrameError(f"The kind {number} of a frame is unknown.")
-    _check_size(kind, size)
-    layout = LAYOUTS[kind]
+    kind, read, known_bytes, strings = known
+    if size > ASK_BYTES_MAX:
+        _check_size(kind, size)
     try:
-        if head_bytes != _HEAD_BYTES[kind] or data[head_bytes] != layout.strings:
-            data = _as_known(data, head_bytes, _HEAD_BYTES[kind], layout.strings)
-        fixed, strings, rest = _parts_in(data, _WHOLE[kind], layout.strings)
-        return Note(kind, fixed[0], rest) if layout.value_of is None else layout.value_of(fixed, strings, rest)
+        if head_bytes != known_bytes or data[at + head_bytes] != strings:
+            data = _as_known(data[at:end], head_bytes, known_bytes, strings)
+            at, end = 0, len(data)
+        return read(data, at, end)
     except _DAMAGES as error:
         raise FrameError(f"A frame `{kind}` is damaged: {error}.") from error
 
@@ -77,20 +75,28 @@ def _check_size(kind: str, size: int) -> None:
         raise FrameError(f"A frame `{kind}` has {size} bytes, more than {most}.")
 
 
-def _parts_in(data: bytes, whole: struct.Struct, count: int) -> Parts:
-    """Return the fixed fields of a frame, its strings and its JSON."""
-    fields, at = whole.unpack_from(data), whole.size
-    end = len(fields) - count
+def _write(layout: Layout, head: struct.Struct, frame: Frame) -> bytes:
+    """Return the bytes of a frame of which there are few."""
+    fixed, strings, rest = layout.parts_of(frame)
+    after = b"".join(strings) + (json_of(rest) if rest else b"")
+    head_bytes, size = head.size - 1 - 2 * layout.strings, head.size + len(after)
+    return head.pack(size, layout.number, layout.bits, head_bytes, *fixed, layout.strings, *map(len, strings)) + after
+
+
+def _read(form: tuple[str, Layout, struct.Struct], data: bytes, at: int, end: int) -> Frame:
+    """Return the value of a frame of which there are few; `form` is its name, its layout, and its fields."""
+    kind, layout, head = form
+    fields, at = head.unpack_from(data, at), at + head.size
+    count = len(fields) - layout.strings
     strings: list[bytes] = []
-    for length in fields[end:]:
-        if length:
-            strings.append(data[at : at + length])
-            at += length
-        else:
-            strings.append(b"")
-    if at > len(data):
+    for length in fields[count:]:
+        strings.append(data[at : at + length])
+        at += length
+    if at > end:
         raise ValueError("its strings are cut off")
-    return fields[4 : end - 1], strings, NOTHING if at == len(data) else _json_of(data[at:])
+    rest = NOTHING if at == end else object_in(data[at:end])
+    fixed = fields[4 : count - 1]
+    return Note(kind, fixed[0], rest) if layout.value_of is None else layout.value_of(fixed, strings, rest)
 
 
 def _as_known(data: bytes, head_bytes: int, known: int, count: int) -> bytes:
@@ -107,15 +113,27 @@ def _as_known(data: bytes, head_bytes: int, known: int, count: int) -> bytes:
     return b"".join((head, data[start:kept], data[end:]))
 
 
-def _json_of(data: bytes) -> Mapping[str, Any]:
-    rest = json.loads(data.decode(), parse_constant=_no_number)
-    if not isinstance(rest, dict):
-        raise TypeError("its JSON is no object")
-    return cast("dict[str, Any]", rest)
+class _Reader(NamedTuple):
+    """The reader of a kind, and the form that it knows: the bytes before the number of strings, and that number."""
+
+    kind: str
+    read: Callable[[bytes, int, int], Frame]
+    head_bytes: int
+    strings: int
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+_STRUCTS = {name: struct.Struct(f"<IBBH{one.fixed}B{one.strings}H") for name, one in LAYOUTS.items()}
+"""The fields of each kind before its strings, all together."""
+_WRITERS: dict[str, Callable[[Frame], bytes]] = {
+    name: layout.write or partial(_write, layout, _STRUCTS[name]) for name, layout in LAYOUTS.items()
+}
+_READERS = {
+    layout.number: _Reader(
+        name, layout.read or partial(_read, (name, layout, _STRUCTS[name])),
+        _STRUCTS[name].size - 1 - 2 * layout.strings, layout.strings,
+    )
+    for name, layout in LAYOUTS.items()
+}  # fmt: skip
 
 
 class FrameReader:
@@ -135,14 +153,14 @@ class FrameReader:
         at, end = 0, len(data)
         try:
             while end - at >= _HEAD.size:
-                size = int.from_bytes(data[at : at + 4], "little")
+                head = _HEAD.unpack_from(data, at)
+                size = head[0]
                 if not _HEAD.size <= size <= FRAME_BYTES_MAX:
                     raise FrameError(f"A frame cannot have {size} bytes.")
                 if end - at < size:
                     break
-                whole = data[at : at + size]
                 at += size
-                frame = decode(whole)
+                frame = _value_of(data, at - size, head)
                 if frame is not None:
                     yield frame
         finally:

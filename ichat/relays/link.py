@@ -9,6 +9,7 @@ from ichat.relays.values import NOTHING, Frame, Note, SentStep, TalkError
 PROTOCOL = 1
 _PLAIN = frozenset(("ask", "outcome"))
 """The frames of a relay that each request has."""
+_STEPS = frozenset(("step",))
 _ONCE = frozenset(("accept", "retire", "retiring"))
 """The frames about a relay's life, each of which is sent once."""
 RequestT = TypeVar("RequestT", bound=Any)
@@ -69,7 +70,7 @@ class Link:
     def check(self, frame: Frame, *, is_sent: bool) -> None:
         """Note a frame. Raises TalkError if it cannot be sent, or received, now."""
         kind = frame.kind
-        if kind in self._plain[is_sent]:
+        if kind in self._plain[is_sent] and (not isinstance(frame, SentStep) or frame.settings == self.settings):
             return
         by_owner = is_sent == self._is_owner
         layout = LAYOUTS.get(kind)
@@ -93,7 +94,7 @@ class Link:
             if not is_sent:
                 self._greet(frame)
             if len(self._greeted) == 2 and self._knows is not None and self._knows >= _PLAIN:
-                self._plain = (_PLAIN, frozenset()) if self._is_owner else (frozenset(), _PLAIN)
+                self._plain = (_PLAIN, _STEPS) if self._is_owner else (_STEPS, _PLAIN)
         elif kind in ("settings", "prepared", "cannot", "commit", "forget"):
             self._change_settings(kind, whole(frame, "version"))
         elif kind in _ONCE:

@@ -30,7 +30,7 @@ from ichat.relays.values import (
     DISCARDS,
     HEAD_ONLY,
     HIDES_KEYS,
-    HURRIES,
+    IGNORES_PREFIX,
     IS_COPIED,
     MAY_STEER,
     TELLS_HEAD,
@@ -52,6 +52,9 @@ from ichat.security.rate_limits import NO_RESERVATION
 _NO_COPY = Failure(503, "no_copy", "There is no place for this copy.")
 _CANCELLED = Outcome("cancelled")
 
+HEADS_MAX, SIGN_BYTES_MAX = 1024, 1024
+"""How many heads of a relay are kept, and how much of a head may be in the name of each."""
+
 
 class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
@@ -66,6 +69,8 @@ class OwnerDesk(RelayDesk):
         self._clock = clock
         self._places = places
         self._requests: dict[int, RequestAtRelay] = {}
+        self._heads: dict[tuple[bytes, ...], RequestHead] = {}
+        """The heads of usual requests, which are much alike."""
         self._copies: dict[int, CopyUnderWay] = {}
         """By the numbers of the copies."""
         self._earlier: dict[int, EarlierRequest] = {}
@@ -154,7 +159,7 @@ class OwnerDesk(RelayDesk):
             self._context.shadows.end(copy, _CANCELLED, None)
 
     def _ask(self, asked: SentAsk) -> None:
-        head, handler = head_of(asked), self._handler
+        head, handler = self._head_of(asked), self._handler
         try:
             caller = handler.authenticate(head, asked.peer)
         except ApiError as error:
@@ -175,6 +180,18 @@ class OwnerDesk(RelayDesk):
             self._refuse(one, Failure.of(error))
         else:
             self._carry_out(one, step)
+
+    def _head_of(self, asked: SentAsk) -> RequestHead:
+        """Return the head of a request, as far as decisions need it."""
+        sign = (asked.credential, asked.host, asked.method, asked.path)
+        if asked.headers or asked.bits & HEAD_ONLY or asked.path not in ROUTES or sum(map(len, sign)) > SIGN_BYTES_MAX:
+            return head_of(asked)
+        head = self._heads.get(sign)
+        if head is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head = self._heads[sign] = head_of(asked)
+        return head
 
     # Steps.
 
@@ -204,8 +221,8 @@ class OwnerDesk(RelayDesk):
         assert lease is not None
         endpoint, circuit = lease.endpoint, lease.endpoint.circuit
         bits = MAY_STEER * grant.may_steer | HIDES_KEYS * grant.hides_keys
-        if endpoint.in_flight >= endpoint.in_flight_max or grant.bounds_in_flight:
-            bits |= HURRIES
+        if desk.ignores_prefix:
+            bits |= IGNORES_PREFIX
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
         if desk.is_copied:

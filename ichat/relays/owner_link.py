@@ -93,10 +93,10 @@ class OwnerLink:
         if self.wire is not None:
             self.wire.close()
 
-    def send(self, frame: Frame, *, may_wait: bool = False) -> None:
+    def send(self, frame: Frame) -> None:
         """Send a frame, if there is an owner; see `FrameWire.send`."""
         if self.wire is not None:
-            self.wire.send(frame, may_wait=may_wait)
+            self.wire.send(frame)
 
     def flush(self) -> None:
         """Send the frames that wait."""

@@ -5,8 +5,8 @@ from typing import Literal
 import attrs
 
 from ichat.relays.adoption import numbers_in, trying_in
-from ichat.relays.layouts import ENDS
 from ichat.relays.link import Link, request_in, whole
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
     ENDED,
@@ -144,8 +144,6 @@ class OwnerTalk:
         if not self.may_read:
             raise TalkError(f"A frame `{frame.kind}` was read too early or too late.")
         self._link.check(frame, is_sent=False)
-        if frame.kind in ("report", "ready") and self._is_ready:
-            raise TalkError(f"A frame `{frame.kind}` was sent after `ready`.")
         match frame:
             case SentAsk():
                 self._ask(frame)
@@ -173,6 +171,8 @@ class OwnerTalk:
 
     def _note(self, frame: Note) -> None:
         kind = frame.kind
+        if kind in ("report", "ready") and self._is_ready:
+            raise TalkError(f"A frame `{kind}` was sent after `ready`.")
         if kind == "hello":
             self.identity = str(frame.content.get("identity", ""))
         elif kind == "shadow":

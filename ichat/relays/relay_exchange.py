@@ -1,19 +1,20 @@
 """A request for a model at its relay: it asks, carries out the steps of the owner, and reports their outcomes."""
 
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any, TypeVar
 
 import attrs
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.heads import RequestHead
 from ichat.http.pool import Pool
 from ichat.http.request import Request
 from ichat.http.request_body import NO_BODY
 from ichat.http.server import Client
 from ichat.observability.request_record import RESPONSE_PATH, ROUTES
-from ichat.protocol.messages import DROPPED_HEADER, HOP_HEADER
+from ichat.protocol.messages import DROPPED_HEADER
 from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink, end_cancelled
 from ichat.proxy.copies import copy_of
@@ -29,20 +30,22 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.gaps import GapsHere
-from ichat.relays.layouts import ENDS
+from ichat.relays.relay_asks import admit, asked_of, head_content
+from ichat.relays.request_frames import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
     BACKGROUND,
     COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
+    IGNORES_PREFIX,
     IS_COPIED,
     MAY_STEER,
     STREAM,
     SUSPECT,
     TELLS_HEAD,
+    Frame,
     HeadSeen,
-    MonotonicNs,
     Note,
     Refused,
     SentAsk,
@@ -51,20 +54,12 @@ from ichat.relays.values import (
     TrioClock,
     WaitsFor,
 )
-from ichat.routing.endpoint import EndpointFacts
-from ichat.security.addresses import FORWARDED
-from ichat.security.auth import CREDENTIALS
 from ichat.security.grant import Grant
 
+NAMES_MAX = 10_000
+"""Of models of which it is noted that their requests need no sums of prefixes."""
 _USAGE_WANTED = usage_wanted("")
-_JUDGED = (
-    CREDENTIALS - {b"authorization"}
-    | FORWARDED
-    | {b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"content-encoding", b"content-type"}
-    | {b"traceparent", b"tracestate", HOP_HEADER}
-)
-"""Headers that a decision may depend on, beside those that each ask has."""
-_USUAL_TYPE = (b"content-type", b"application/json")
+ResultT = TypeVar("ResultT")
 
 
 @attrs.define(eq=False)
@@ -78,49 +73,30 @@ class RelayParts:
     settings: RelaySettings
     session_header: bytes = b""
     """The name of the header that names a session, as heads have it; empty: none does."""
+    without_prefixes: set[str] = attrs.field(factory=set[str])
+    """The names that need no sums of prefixes, as their newest steps say."""
     gaps: GapsHere = attrs.field(factory=GapsHere)
     notices: DropNotices = attrs.field(factory=DropNotices)
 
-
-def asked_of(
-    number: int,
-    request: Request | RequestHead,
-    peer: str,
-    *,
-    bits: int,
-    model: str = "",
-    prompt_bytes: int = 0,
-    prefix_bytes: int = 0,
-    checksums: tuple[int, ...] = (),
-    before: tuple[tuple[str, bytes], ...] = (),
-    session_header: bytes,
-    at: MonotonicNs,
-    body_bytes: int = 0,
-    previous: str = "",
-) -> SentAsk:
-    """Return the part of a request's head that the owner gets."""
-    names = request.by_name
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if not _JUDGED.isdisjoint(names) or len(names) < len(request.headers) or request.version != b"1.1":
-        headers = _judged_of(request)
-    shown_id = ""
-    if isinstance(request, Request):
-        shown_id = request.id.decode()
-        if request.own_id != request.id:
-            headers += ((b":own-id", request.own_id),)
-    session = names.get(session_header, b"") if session_header else b""
-    return SentAsk(
-        number, at, shown_id, model, request.target, request.method, peer, names.get(b"authorization", b""),
-        names.get(b"host", b""), session, bits, 0, body_bytes, prompt_bytes, prefix_bytes, checksums, before, headers,
-        previous,
-    )  # fmt: skip
+    def note_prefixes(self, name: str, bits: int) -> None:
+        """Note by the bits of a step whether the next request for a name needs no sums of its prefix."""
+        if not bits & IGNORES_PREFIX:
+            self.without_prefixes.discard(name)
+        elif len(self.without_prefixes) < NAMES_MAX:
+            self.without_prefixes.add(name)
 
 
-def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of a head that a decision may depend on, beside those that each ask has."""
-    headers = tuple(header for header in request.headers if header[0] in _JUDGED and header != _USUAL_TYPE)
-    headers += tuple([header for header in request.headers if header[0] == b"authorization"][1:])
-    return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
+def at_once(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """Return the value of a coroutine that needs no wait; None: it was broken off where it would wait.
+
+    All its exceptions are raised.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    return None
 
 
 class _NothingYet:
@@ -149,6 +125,11 @@ class RelayExchange:
         self._name = ""
         self._is_suspect = False
         self._is_cancelled = False
+        self._is_over = False
+        self._trying: SentStep | None = None
+        """The attempt that the hub has begun without this request's task."""
+        self._asking: Asking | None = None
+        """Where the owner's answers arrive."""
 
     def __repr__(self) -> str:
         return f"<RelayExchange {self.progress!r}>"
@@ -157,7 +138,9 @@ class RelayExchange:
         """Have the request answered. Raises ApiError if nothing has been sent."""
         parts, progress = self._parts, self.progress
         asked = await self._read()
-        asking = parts.desk.begin(asked, cancel=self._cancel, comment=self._send_comment, progress=progress)
+        asking = self._asking = parts.desk.begin(
+            asked, cancel=self._cancel, comment=self._send_comment, progress=progress, begin=self._begin
+        )
         del asked
         try:
             await self._follow(asking)
@@ -166,6 +149,7 @@ class RelayExchange:
                 await end_cancelled(progress, parts.desk.cancel_error())  # noqa: ASYNC102 it has a shield with a bound
             raise
         finally:
+            self._asking = None
             parts.desk.end(asking)
 
     async def _read(self) -> SentAsk:
@@ -182,10 +166,10 @@ class RelayExchange:
         try:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
-            await self._judge(facts(bits=HEAD_ONLY)._replace(body_bytes=0))
+            await admit(parts.desk, facts(bits=HEAD_ONLY)._replace(body_bytes=0))
             body_bytes, own = progress.bytes_in, request.own_id.decode()
             content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
-            parts.desk.send(Note("record", 0, {**content, **_head_of(request, progress.client.peer)}))
+            parts.desk.send(Note("record", 0, {**content, **head_content(request, progress.client.peer)}))
             raise
         self._is_suspect, progress.is_stream = asked.is_suspect, asked.is_stream
         progress.comment_s = parts.settings.timeouts.sse_keepalive_s
@@ -193,20 +177,16 @@ class RelayExchange:
             progress.make_keepalive(progress.comment_s)
         bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
         self._name, sums = asked.model, None
-        if not parts.session_header or parts.session_header not in request.by_name:
-            sums = progress.read_prefix()
-        facts = partial(
-            facts, bits=bits, model=asked.model, prompt_bytes=progress.prompt_bytes(),
-            previous=asked.previous_response_id or "",
+        if parts.settings.sends_prefixes and asked.model not in parts.without_prefixes:
+            sums = None if parts.session_header in request.by_name else progress.read_prefix()
+        prefix_bytes, checksums, before = 0, (), ()
+        if sums is not None:
+            prefix_bytes, checksums, before = sums.length, tuple(sums.checksums), tuple(sums.before.items())
+        prompt_bytes = progress.prompt_bytes() if parts.settings.sends_prompt_bytes else 0
+        return facts(
+            bits=bits, model=asked.model, prompt_bytes=prompt_bytes, prefix_bytes=prefix_bytes, checksums=checksums,
+            before=before, previous=asked.previous_response_id or "",
         )  # fmt: skip
-        if sums is None:
-            return facts()
-        before = tuple(sums.before.items())
-        return facts(prefix_bytes=sums.length, checksums=tuple(sums.checksums), before=before)
-
-    async def _judge(self, head: SentAsk) -> None:
-        """Raise ApiError if the owner refuses the request for its head."""
-        await admit(self._parts.desk, head)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -231,14 +211,13 @@ class RelayExchange:
         if progress.keepalive is not None:
             progress.keepalive.start()
         try:
-            while True:
-                frame = await asking.wait()
+            while not self._is_over:
+                frame = await self._next(asking)
                 if isinstance(frame, SentStep):
-                    if await self._attempt(frame):
-                        return
+                    await self._attempt(frame)
                 elif isinstance(frame, Refused):
                     raise frame.refuse.failure.error()
-                elif not isinstance(frame, WaitsFor):
+                elif not isinstance(frame, WaitsFor) and not self._is_over:
                     raise errors.owner_away()
         except ApiError as error:
             if progress.keepalive is None or not progress.keepalive.has_begun:
@@ -249,20 +228,61 @@ class RelayExchange:
             if progress.keepalive is not None:
                 progress.keepalive.stop()
 
-    async def _attempt(self, sent: SentStep) -> bool:
-        """Carry out an attempt and report its outcome; return whether the request has ended."""
-        parts, progress, step = self._parts, self.progress, sent.step
-        progress.usage = None
+    async def _next(self, asking: Asking) -> Frame | None:
+        """Return the owner's next frame, or the step of an attempt that needs this task; None: the request is over."""
+        try:
+            frame = await asking.wait()
+        except trio.Cancelled:
+            trying, leg = self._trying, self.progress.leg
+            if trying is not None and leg is not None:
+                leg.abandon()
+                self.progress.note_end_of(leg)
+                self._report(trying, self._cut(trying), leg)
+            raise
+        return frame or self._trying
+
+    def _begin(self, sent: SentStep) -> bool:
+        """Begin an attempt in the hub's turn of its frame, without this request's task; return whether it has begun.
+
+        The response may be moved, and the outcome reported, without the task too.
+        """
+        try:
+            leg = at_once(self._make_leg(sent))
+        except Exception:  # the task meets it as well
+            return False
+        if leg is None:
+            return False
+        self._trying, self.progress.leg = sent, leg
+        if not leg.begin(self._changed) and self._asking is not None:
+            self._asking.wake()
+        return True
+
+    def _changed(self) -> None:
+        """Called in the hub's turn when the response is whole, or needs the task."""
+        sent, leg, asking = self._trying, self.progress.leg, self._asking
+        assert sent is not None
+        assert leg is not None
+        assert asking is not None
+        try:
+            if leg.end():
+                self._trying = None
+                self.progress.note_end_of(leg)
+                self._report(sent, Outcome("answered", sent.step.endpoint, status=leg.status), leg)
+        finally:
+            if self._is_over:
+                asking.end(self.progress.client)
+            else:
+                asking.wake()
+
+    async def _attempt(self, sent: SentStep) -> None:
+        """Carry out an attempt, or the rest of it, and report its outcome."""
+        progress, step = self.progress, sent.step
         outcome, leg = Outcome("broken", step.endpoint), None
         try:
-            endpoint, ready_at = parts.desk.endpoint(sent), None
-            if step.edits != self._edits:
-                self._edits = step.edits
-                progress.body = await body_for(progress.body, step.edits, self._name)
-            if parts.settings.overhead_header and endpoint.id:
-                ready_at = self._started_at + sent.queued_s
-            sink = ClientSink(progress, progress.client, progress.request.version, [*step.response_head], ready_at)
-            leg = progress.leg = await self._leg_to(endpoint, sent, sink)
+            if self._trying is None:
+                progress.leg = await self._make_leg(sent)
+            self._trying, leg = None, progress.leg
+            assert leg is not None
             try:
                 outcome = await leg.run()
             finally:
@@ -272,19 +292,27 @@ class RelayExchange:
         except ApiError as error:
             outcome = Outcome("unfit", step.endpoint, Failure.of(error))
         except trio.Cancelled:
-            is_cancelled = self._is_cancelled and not progress.client.has_left
-            kind, phase = "cancelled" if is_cancelled else "left", progress.phase
-            outcome = Outcome(kind, step.endpoint, why=phase, status=progress.status)
+            outcome = self._cut(sent)
             raise
         finally:
-            progress.count_tokens(sent.ticket)
             self._report(sent, outcome, leg)
-        return outcome.kind in ENDS
+
+    def _cut(self, sent: SentStep) -> Outcome:
+        """Return the outcome of an attempt that was cut off."""
+        progress = self.progress
+        kind = "cancelled" if self._is_cancelled and not progress.client.has_left else "left"
+        return Outcome(kind, sent.step.endpoint, why=progress.phase, status=progress.status)
 
     def _report(self, sent: SentStep, outcome: Outcome, leg: Leg | None) -> None:
         """Report the outcome of an attempt."""
         parts, progress, clock = self._parts, self.progress, self._parts.clock
+        progress.usage = None
+        progress.count_tokens(sent.ticket)
         wants_next, now = outcome.kind not in ENDS, clock.ns_of(parts.pool.hub.update_clock())
+        if not wants_next:
+            self._is_over = True
+            if self._asking is not None:
+                parts.desk.end(self._asking)
         if leg is None:
             seq = parts.desk.next_seq
             parts.desk.report(SentOutcome(sent.number, sent.attempt, seq, outcome, wants_next, ended_at=now))
@@ -299,9 +327,18 @@ class RelayExchange:
             has_lost_usage=outcome.kind == "answered" and _lacks_usage(leg),
         ))  # fmt: skip
 
-    async def _leg_to(self, endpoint: EndpointFacts, sent: SentStep, sink: ClientSink) -> Leg:
-        """Return an exchange with an endpoint. Raises ApiError for a request that the endpoint must not get."""
+    async def _make_leg(self, sent: SentStep) -> Leg:
+        """Return the exchange of an attempt. Raises ApiError for a request that the endpoint must not get."""
         parts, progress, request, step = self._parts, self.progress, self.progress.request, sent.step
+        endpoint, ready_at = parts.desk.endpoint(sent), None
+        if (self._name in parts.without_prefixes) != (sent.bits & IGNORES_PREFIX != 0):
+            parts.note_prefixes(self._name, sent.bits)
+        if step.edits != self._edits:
+            progress.body = await body_for(progress.body, step.edits, self._name)
+            self._edits = step.edits
+        if parts.settings.overhead_header and endpoint.id:
+            ready_at = self._started_at + sent.queued_s
+        sink = ClientSink(progress, progress.client, request.version, [*step.response_head], ready_at)
         body, may_steer = progress.body, bool(sent.bits & MAY_STEER)
         guards = self._is_suspect and not may_steer
         if guards or (endpoint.route is not None and endpoint.route.changes(body)):
@@ -334,26 +371,3 @@ class RelayExchange:
         return Leg(
             parts.pool, endpoint, step, sink, pieces, request.method, usage, parts.gaps.of(step.model), keepalive, heard
         )
-
-
-def _head_of(request: Request | RequestHead, peer: str) -> dict[str, object]:
-    head = [part.decode("latin-1") for part in (request.method, request.target, request.version)]
-    headers = [[part.decode("latin-1") for part in pair] for pair in request.headers if len(pair[1]) < 1024]
-    return {"head": head, "headers": headers, "peer": peer}
-
-
-async def admit(desk: FrameDesk, head: SentAsk) -> None:
-    """Raise ApiError if the owner refuses a request for its head."""
-
-    def ignore(_text: bytes) -> None:
-        """Comment nothing: there is no stream."""
-
-    asking = desk.begin(head, cancel=lambda: None, comment=ignore)
-    try:
-        frame = await asking.wait()
-    finally:
-        desk.end(asking)
-    if isinstance(frame, Refused):
-        raise frame.refuse.failure.error()
-    if frame.kind != "go":
-        raise errors.owner_away()

@@ -39,7 +39,8 @@ from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
 from ichat.relays.ownerless import Ownerless
-from ichat.relays.relay_exchange import RelayExchange, RelayParts, admit, asked_of
+from ichat.relays.relay_asks import admit, asked_of
+from ichat.relays.relay_exchange import RelayExchange, RelayParts
 from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import OfferedSettings
@@ -79,7 +80,7 @@ class RelayProcess:
         self.kept = KeptDescriptors()
         """Held open for workers until this process ends."""
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
-        self._desk = FrameDesk(self._talk, self._link.send, partial(self._link.send, may_wait=True), monotonic_now)
+        self._desk = FrameDesk(self._talk, self._link.send, monotonic_now)
         self._ownerless = Ownerless(self._talk, self._desk, monotonic_now, self._link.see_time)
         self._parts: RelayParts | None = None
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET), self._ownerless)
@@ -214,6 +215,7 @@ class RelayProcess:
             self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
         self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
+        self._parts.without_prefixes.clear()
         self._ownerless.timeouts = settings.timeouts
         self._cors = cors_of(settings.cors_origins, is_control)
         self._pool.connect_s, self._pool.idle_s = settings.timeouts.connect_s, settings.timeouts.upstream_idle_s

@@ -12,8 +12,8 @@ import attrs
 
 from ichat.observability.request_record import UsedTokens
 from ichat.relays.adoption import SUMS
-from ichat.relays.layouts import ENDS
 from ichat.relays.link import Link, hello, request_in, whole
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
     COPIES,
     ENDED,

@@ -11,6 +11,7 @@ import cattrs
 import trio
 from cattrs.errors import BaseValidationError
 
+from ichat.config.aliases import aliases_of
 from ichat.config.checks import RELAYS_MAX
 from ichat.config.schema import Config, Limits, Relays, Timeouts
 from ichat.errors import Exit
@@ -34,6 +35,10 @@ class RelaySettings:
     session_header: str = ""
     shadows_max: int = 0
     overhead_header: bool = True
+    sends_prefixes: bool = True
+    """Whether the owner may choose endpoints by the prefixes of requests."""
+    sends_prompt_bytes: bool = True
+    """Whether the owner may choose models by the lengths of prompts."""
     tls_certificate: str | None = None
     tls_key: str | None = None
 
@@ -53,6 +58,8 @@ class RelaySettings:
             config.routing.session_header.lower(),
             config.routing.shadows_max,
             settings.overhead_header,
+            config.routing.policy == "prefix_aware",
+            any(one.longer is not None for one in aliases_of(config)),
             None if settings.tls_certificate is None else os.path.abspath(settings.tls_certificate),
             None if settings.tls_key is None else os.path.abspath(settings.tls_key),
         )

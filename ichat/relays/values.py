@@ -20,12 +20,12 @@ STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (
 """
 ENDED = 1 << 8
 """Bit of an ask that asks nothing, either: its outcome follows, which no owner has settled."""
-TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, HURRIES, IS_COPIED = (1 << number for number in range(6))
+TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, IS_COPIED, IGNORES_PREFIX = (1 << number for number in range(6))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 
 `IS_COPIED`: the relay sends `shadow` if the response is no error.
-`MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `HURRIES`: the outcome is sent at once, since another
-request may wait for the place.
+`MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `IGNORES_PREFIX`: so the next request for this name
+needs no sums of its prefix, as long as the steps of that name say so.
 """
 COPIES = 1 << 31
 """Added to the number of a request, it is the number of the request's copy."""

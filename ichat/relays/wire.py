@@ -40,8 +40,8 @@ class FrameWire:
         self._received, self._ended = received, ended
         self._reader = FrameReader()
         self._gathered: list[bytes] = []
-        self._is_flushed_soon = self._is_late = False
-        """Whether the gathered frames leave at the end of this turn, or late."""
+        self._is_flushed_soon = False
+        """Whether the gathered frames leave at the end of this turn."""
         self._unsent = b""
         self.unread_bytes = 0
         """The bytes that the other side has not received yet, as far as this process knows."""
@@ -52,23 +52,16 @@ class FrameWire:
     def __repr__(self) -> str:
         return f"<FrameWire{'' if self.is_open else ' closed'}, {self.unread_bytes} bytes unread>"
 
-    def send(self, frame: Frame, *, may_wait: bool = False) -> None:
-        """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written.
-
-        If it may wait, it leaves with the next frame, or late; see `Hub.late`.
-        """
+    def send(self, frame: Frame) -> None:
+        """Send a frame at the end of this turn. Raises FrameError for a frame that cannot be written."""
         data = encode(frame)
         if not self.is_open:
             return
         self.unread_bytes += len(data)
         self._gathered.append(data)
-        if not may_wait:
-            if not self._is_flushed_soon:
-                self._is_flushed_soon = True
-                self._hub.soon(self._flush)
-        elif not self._is_late:
-            self._is_late = True
-            self._hub.late(self._flush_late)
+        if not self._is_flushed_soon:
+            self._is_flushed_soon = True
+            self._hub.soon(self._flush)
 
     def flush(self) -> None:
         """Send the frames that wait, if any do."""
@@ -86,10 +79,6 @@ class FrameWire:
             self._receive(b"")
             if self.is_open:
                 self._hub.rearm(self._sock.fileno(), _EVENTS)
-
-    def _flush_late(self) -> None:
-        self._is_late = False
-        self.flush()
 
     def close(self, why: str = "") -> None:
         """End the connection, and say why. Harmless the second time."""

@@ -124,6 +124,8 @@ class Balancer:
         if request.make_prefix is not None:
             if self._settings.policy == "prefix_aware" and has_choice(found):
                 request.prefix = request.make_prefix()
+            else:
+                request.ignores_prefix = True
             request.make_prefix = None
         return found
 

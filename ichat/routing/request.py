@@ -27,6 +27,8 @@ class RoutingRequest:
     make_prefix: Callable[[], PrefixChain | None] | None = attrs.field(default=None, repr=False)
     """Returns `prefix`. The balancer calls it if its choice depends on that, and forgets it when the request is routed
     first: it holds the request's body."""
+    ignores_prefix: bool = False
+    """Whether its route did not depend on its prefix, for want of a choice."""
     skips_open: bool = False
     """Whether an endpoint with an open circuit is not asked even if it answers: another model can be asked instead."""
 

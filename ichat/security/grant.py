@@ -24,11 +24,6 @@ class Grant:
     _reservation: QuotaReservation | None = None
 
     @property
-    def bounds_in_flight(self) -> bool:
-        """Whether other requests may be refused until this request ends."""
-        return self._reservation is not None and self._reservation.bounds_in_flight
-
-    @property
     def bounds_tokens(self) -> bool:
         """Whether a limit of tokens or a budget holds for the request."""
         return self._reservation is not None and self._reservation.bounds_tokens

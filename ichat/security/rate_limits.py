@@ -304,11 +304,6 @@ class QuotaReservation(NamedTuple):
     quotas: Sequence[Quota]
 
     @property
-    def bounds_in_flight(self) -> bool:
-        """Whether other requests may be refused until it ends."""
-        return any(quota.limits.max_in_flight is not None for quota in self.quotas)
-
-    @property
     def bounds_tokens(self) -> bool:
         """Whether a limit of tokens or a budget holds for it."""
         return any(

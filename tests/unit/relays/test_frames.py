@@ -15,10 +15,11 @@ from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, BodyEdits, Outcome, OutcomeKind, Refuse, Wait
 from ichat.relays.adoption import Adoption
 from ichat.relays.frames import ASK_BYTES_MAX, FRAME_BYTES_MAX, FrameReader, decode, encode
-from ichat.relays.layouts import LAYOUTS, OPTIONAL, OUTCOMES
+from ichat.relays.layouts import LAYOUTS, OPTIONAL
 from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.relay_talk import RelayTalk
+from ichat.relays.request_frames import OUTCOMES
 from ichat.relays.values import (
     FrameError,
     HeadSeen,
@@ -79,7 +80,7 @@ outcomes = st.builds(
 )  # fmt: skip
 waits = st.builds(WaitsFor, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds), texts, seconds, times)
 notes = st.builds(
-    Note, st.sampled_from([name for name, layout in LAYOUTS.items() if layout.value_of is None]), u32,
+    Note, st.sampled_from([name for name, layout in LAYOUTS.items() if layout.value_of is None and layout.read is None]), u32,
     st.dictionaries(texts, texts | u32 | st.lists(texts, max_size=2), max_size=3),
 )  # fmt: skip
 frames = st.one_of(

@@ -101,18 +101,3 @@ def test_descriptors_arrive_with_their_message():
         assert receive_descriptors(theirs) == (Note("frames", 0, {}), [])
         ours.close()
         assert receive_descriptors(theirs) is None
-
-
-async def test_a_frame_that_may_wait_leaves_with_the_next_frame_or_by_itself(hub):
-    """The order stays."""
-    ours, theirs = socket.socketpair()
-    one, other = End(hub, ours), End(hub, theirs)
-    sent = [Note("leave", number) for number in range(1, 5)]
-    one.wire.send(sent[0], may_wait=True)
-    one.wire.send(sent[1])
-    await until(lambda: other.frames == sent[:2])
-    for number in (3, 4):
-        one.wire.send(sent[number - 1], may_wait=True)
-        await until(lambda number=number: other.frames == sent[:number])
-    one.wire.close()
-    await until(lambda: other.ends == [""])

@@ -1,0 +1,87 @@
+"""A relay's questions to its owner: the part of a request's head by which it decides."""
+
+from ichat import errors
+from ichat.http.heads import RequestHead
+from ichat.http.request import Request
+from ichat.protocol.messages import HOP_HEADER
+from ichat.relays.frame_desk import FrameDesk
+from ichat.relays.values import MonotonicNs, Refused, SentAsk
+from ichat.security.addresses import FORWARDED
+from ichat.security.auth import CREDENTIALS
+
+_JUDGED = (
+    CREDENTIALS - {b"authorization"}
+    | FORWARDED
+    | {b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"content-encoding"}
+    | {b"traceparent", b"tracestate", HOP_HEADER}
+)
+"""Headers that a decision may depend on, beside those that each ask has, and a content type that is not `_JSON`."""
+_TYPE, _JSON = b"content-type", b"application/json"
+
+
+def asked_of(
+    number: int,
+    request: Request | RequestHead,
+    peer: str,
+    *,
+    bits: int,
+    model: str = "",
+    prompt_bytes: int = 0,
+    prefix_bytes: int = 0,
+    checksums: tuple[int, ...] = (),
+    before: tuple[tuple[str, bytes], ...] = (),
+    session_header: bytes,
+    at: MonotonicNs,
+    body_bytes: int = 0,
+    previous: str = "",
+) -> SentAsk:
+    """Return the part of a request's head that the owner gets."""
+    names = request.by_name
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    is_usual = _JUDGED.isdisjoint(names) and names.get(_TYPE, _JSON) == _JSON
+    if not is_usual or len(names) < len(request.headers) or request.version != b"1.1":
+        headers = _judged_of(request)
+    shown_id = ""
+    if isinstance(request, Request):
+        shown_id = request.id.decode()
+        if request.own_id != request.id:
+            headers += ((b":own-id", request.own_id),)
+    session = names.get(session_header, b"") if session_header else b""
+    return SentAsk(
+        number, at, shown_id, model, request.target, request.method, peer, names.get(b"authorization", b""),
+        names.get(b"host", b""), session, bits, 0, body_bytes, prompt_bytes, prefix_bytes, checksums, before, headers,
+        previous,
+    )  # fmt: skip
+
+
+def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a head that a decision may depend on, beside those that each ask has."""
+    headers = tuple(
+        header for header in request.headers if header[0] in _JUDGED or (header[0] == _TYPE and header[1] != _JSON)
+    )
+    headers += tuple([header for header in request.headers if header[0] == b"authorization"][1:])
+    return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
+
+
+def head_content(request: Request | RequestHead, peer: str) -> dict[str, object]:
+    """Return a head as a frame `record` has it."""
+    head = [part.decode("latin-1") for part in (request.method, request.target, request.version)]
+    headers = [[part.decode("latin-1") for part in pair] for pair in request.headers if len(pair[1]) < 1024]
+    return {"head": head, "headers": headers, "peer": peer}
+
+
+async def admit(desk: FrameDesk, head: SentAsk) -> None:
+    """Raise ApiError if the owner refuses a request for its head."""
+
+    def ignore(_text: bytes) -> None:
+        """Comment nothing: there is no stream."""
+
+    asking = desk.begin(head, cancel=lambda: None, comment=ignore)
+    try:
+        frame = await asking.wait()
+    finally:
+        desk.end(asking)
+    if isinstance(frame, Refused):
+        raise frame.refuse.failure.error()
+    if frame is None or frame.kind != "go":
+        raise errors.owner_away()
