@@ -20,11 +20,11 @@ from ichat.proxy.steps import AttemptStep, Outcome
 from ichat.relays.adoption import Adoption, sums_in
 from ichat.relays.earlier_outcomes import record_of
 from ichat.relays.frames import decode, encode
-from ichat.relays.layouts import ENDS
 from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.relay_at_owner import newest_outcomes
 from ichat.relays.relay_talk import RelayTalk
+from ichat.relays.request_frames import ENDS
 from ichat.relays.values import Note, SentAsk, SentOutcome, SentStep, TrioClock
 from ichat.security.rate_limits import Quotas
 
