@@ -219,6 +219,7 @@ class Timeouts:
     wedged_after_s: float = checked(_SECONDS, 120.0)
     stuck_s: float = checked(_SECONDS_OR_0, 300.0)
     orphan_after_s: float = checked(_SECONDS_OR_0, 600.0, reload="workers")
+    relay_silent_s: float = checked(_SECONDS, 10.0)
     owner_wait_s: float = checked(_SECONDS, 10.0)
     ownerless_s: float = checked(_SECONDS, 60.0)
     engine_flags_s: float = checked(_SECONDS, 120.0)

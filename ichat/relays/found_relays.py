@@ -16,6 +16,7 @@ from ichat.http.listeners import adopt_listeners, close_all
 from ichat.relays.relay_sockets import connect_to_relay, path_of, paths_in
 from ichat.relays.values import FrameError, Note
 from ichat.relays.wire import receive_descriptors, send_descriptors
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.orphans import AdoptedProcess
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class FoundRelay:
     """The configured address of its listeners; "" if it accepts nothing any more."""
     listeners: list[socket.socket] = attrs.field(factory=list[socket.socket])
     kept: list[tuple[Note, list[int]]] = attrs.field(factory=list[tuple[Note, list[int]]])
-    """Other messages with descriptors."""
+    """Messages with descriptors that it holds open for workers."""
 
     def receive(self, message: Note, descriptors: list[int]) -> None:
         """Note descriptors that it hands over. Raises Exit."""
@@ -52,6 +53,15 @@ class FoundRelay:
         """Return the listeners: the caller closes them."""
         listeners, self.listeners = self.listeners, []
         return listeners
+
+    def give_kept(self, kept: KeptDescriptors) -> None:
+        """Hand over the descriptors that it has held open for workers."""
+        given, self.kept = self.kept, []
+        for message, descriptors in given:
+            try:
+                kept.receive({"kind": message.kind, **message.content}, descriptors)
+            except ValueError as error:
+                log.error("the relay of process %d: %s", self.process.pid, error)
 
     def close(self) -> None:
         """Close everything: it is no relay of this owner."""

@@ -10,11 +10,10 @@ Relays outlive this process. The next owner finds them by their sockets (`found_
 
 import collections
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import trio
 from prometheus_client import Metric
@@ -26,12 +25,23 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, pulse_for, start_relay
+from ichat.relays.relay_at_owner import (
+    RelayAtOwner,
+    RelayDesk,
+    RelayState,
+    RelayView,
+    kill_faulty,
+    log_end,
+    pass_all,
+    pulse_for,
+    start_relay,
+)
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
+from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +67,14 @@ class Relays:
         *,
         log_format: str,
         recorded: Callable[[Note], None],
+        kept: KeptDescriptors,
         term: int = 1,
         marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with refusals of bytes that were no request. Each pulse settles all outcomes if the ledger
-        has no `marks`.
+        `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
+        open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
         self._has_ledger = marks is not None
         self._hub = hub
@@ -71,6 +82,8 @@ class Relays:
         self._log_format = log_format
         self.term = term
         self._recorded = recorded
+        self._kept = kept
+        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
@@ -96,9 +109,8 @@ class Relays:
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
-        now = trio.current_time()
         shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
-        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
+        return [relay.view(trio.current_time(), self._restarts.get(relay.number, 0)) for relay in shown]
 
     def families(self) -> Iterator[Metric]:
         """Return the families for Prometheus."""
@@ -109,7 +121,10 @@ class Relays:
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
-        return await self.adopting.find(self.term, self._address)
+        listeners = await self.adopting.find(self.term, self._address)
+        for relay in self.adopting.found:
+            relay.give_kept(self._kept)
+        return listeners
 
     async def run(
         self, listeners: Sequence[socket.socket], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -124,6 +139,7 @@ class Relays:
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
+                    pass_all(self._kept, relay)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
@@ -201,6 +217,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
+        pass_all(self._kept, relay)
         self._begin_talk(relay, frames)
         return relay
 
@@ -222,6 +239,11 @@ class Relays:
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
 
+    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Have all relays hold descriptors open, or close them."""
+        for relay in self.relays.values():
+            relay.pass_on(message, descriptors)
+
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
@@ -234,9 +256,7 @@ class Relays:
         if has_retired:
             log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
         elif not self._is_ending:
-            code = relay.process.returncode
-            how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-            log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+            log_end(relay)
 
     def retire(self, relay: RelayAtOwner) -> None:
         """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
@@ -283,8 +303,6 @@ class Relays:
         for relay in ending:
             relay.kill("it has not ended in time")
 
-    # Frames.
-
     def _receive(self, relay: RelayAtOwner, frame: Frame, *, has_effect: bool) -> None:
         """Called with each frame of a relay. Raises TalkError."""
         match frame:
@@ -302,10 +320,9 @@ class Relays:
                 self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
-            case _ if has_effect:
-                relay.desk.receives(frame)
             case _:
-                pass
+                if has_effect:
+                    relay.desk.receives(frame)
 
     def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
         """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
@@ -330,17 +347,12 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            peers = [one for one in relays if one.state == "accepting"] or relays
             if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
+            peers = [one for one in relays if one.is_peer(now)] or relays
             for relay in relays:
-                self._send_pulse(relay, peers)
-                if why := relay.fault(now):
-                    relay.kill(why)
-
-    def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of all that accept connections."""
-        relay.send(pulse_for(relay, peers))
-        if not self._has_ledger:
-            relay.settle(relay.talk.counted)
+                relay.send(pulse_for(relay, peers))
+                if not self._has_ledger:
+                    relay.settle(relay.talk.counted)
+            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)

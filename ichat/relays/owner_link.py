@@ -149,10 +149,17 @@ class OwnerLink:
             self._hub.forget(descriptors.fileno())
             descriptors.close()
 
+    def _receive_last_descriptors(self) -> None:
+        """Receive everything that the owner has sent before its end: a worker may depend on it."""
+        with contextlib.suppress(OSError, FrameError, TalkError, Exit):
+            while self._descriptors is not None and (received := receive_descriptors(self._descriptors)) is not None:
+                self._relay.given(*received)
+
     def _on_end(self, wire: FrameWire, why: str) -> None:
         if self.wire is not wire:
             return
         self.wire = None
+        self._receive_last_descriptors()
         self._end_descriptors()
         self._relay.lost_owner(why)
         self._follow_offer()

@@ -2,11 +2,12 @@
 
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -20,13 +21,17 @@ from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import own_environment
 from ichat.supervisor.orphans import AdoptedProcess
 
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
-SILENT_S = 10.0
+START_S = 60.0
+"""A relay that does not accept by then is killed."""
+QUIET_S = 2.5
+"""After this silence a relay does not count where others share new connections."""
 RELAY_VARIABLE = "ICHAT_RELAY"
 """In a relay's environment: the state directory of its gateway."""
 
@@ -127,12 +132,19 @@ class RelayAtOwner:
         """Whether it may still answer that it has prepared settings, or cannot."""
         return self.prepared < version and not self.refusal and self.state == "accepting"
 
-    def fault(self, now: float) -> str:
-        """Return why it must be killed; "" if it need not be."""
+    def is_peer(self, now: float) -> bool:
+        """Whether new connections are shared with it: it accepts them, and was heard lately."""
+        return self.state == "accepting" and now - self.heard_at <= QUIET_S
+
+    def fault(self, now: float, silent_s: float) -> str:
+        """Return why it must be killed; "" if it need not be. `silent_s` is how long it may be silent."""
         self.talk.unread_bytes = 0 if self.wire is None else self.wire.unread_bytes
         if self.talk.is_hung:
             return "it leaves frames unread"
-        return f"it was silent for {SILENT_S:g} s" if now - self.heard_at > SILENT_S else ""
+        if self.state == "starting" and now - self.heard_at > START_S:
+            return f"it has not begun within {START_S:g} s"
+        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
+        return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def meet(self, greeting: Note, now: float, now_ns: int) -> None:
         """Note the facts that an adopted relay reports about itself. Raises TalkError."""
@@ -145,6 +157,19 @@ class RelayAtOwner:
     def hand_over(self, kind: str, sockets: Sequence[socket.socket], address: str = "") -> None:
         """Send the relay descriptors, which stay open here. Raises OSError."""
         send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
+
+    def pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        """Send the relay descriptors, which stay open here, to hold open for workers; kill a relay that does not read.
+
+        Otherwise some relays would have a worker's descriptors, and others would not.
+        """
+        if self.state != "gone":
+            try:
+                send_descriptors(self._descriptors, message, descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it has ended, which others notice
+            except OSError as error:
+                self.kill(f"it accepts no descriptors: {error.strerror or error}")
 
     def close(self) -> None:
         """Close the connection, and wake all that wait for something of it: the process has ended."""
@@ -165,10 +190,23 @@ class RelayAtOwner:
                 self.process.kill()
 
 
+def pass_all(kept: KeptDescriptors, relay: RelayAtOwner) -> None:
+    """Have a relay hold open everything that others do; it may have some of that already."""
+    for message, descriptors in kept.messages():
+        relay.pass_on(message, descriptors)
+
+
+def log_end(relay: RelayAtOwner) -> None:
+    """Log how a relay has ended that should not have."""
+    code = relay.process.returncode
+    how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
+    log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+
+
 def pulse_for(relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> Note:
     """Return the means of all that accept connections, for a relay."""
     connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
-    is_fewest = relay.connections == min(connections)
+    is_fewest = relay.connections <= min(connections)
     means = {"connections": sum(connections) / len(peers), "requests": requests / len(peers)}
     return Note("pulse", 0, {**means, "is_fewest": is_fewest})
 
@@ -182,6 +220,13 @@ def settle(relays: Mapping[int, RelayAtOwner], marks: Marks) -> None:
     """Have relays forget the outcomes that are counted on disk."""
     for relay in relays.values():
         relay.settle(marks.get(relay.talk.identity, 0))
+
+
+def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
+    """Kill the relays that do not read, do not begin, or were silent for this time."""
+    for relay in relays:
+        if why := relay.fault(now, silent_s):
+            relay.kill(why)
 
 
 async def start_relay(

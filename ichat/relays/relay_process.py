@@ -1,7 +1,8 @@
 """A relay: it accepts connections and moves bytes, and its owner decides.
 
-The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, and those
-of the listeners. On the connection for frames the owner sends settings, and says when to accept, drain and end.
+The owner sends on the first socket, which the relay inherits, descriptors: that of the connection for frames, those of
+the listeners, and those that are only held open for workers. On the connection for frames the owner sends settings,
+and says when to accept, drain and end.
 
 A relay outlives its owner (`owner_link.py`): it goes on accepting, and its streams go on. Requests wait for
 the next owner, within the bounds of `ownerless.py`.
@@ -41,6 +42,7 @@ from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import OfferedSettings
 from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
 from ichat.security.cors import Cors, cors_of
+from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class RelayProcess:
         self._address = ""
         """The configured address that the listeners are for."""
         self._listeners: list[socket.socket] = []
+        self.kept = KeptDescriptors()
+        """Held open for workers until this process ends."""
         self._pool = Pool(self._hub, connect_s=5.0, idle_s=30.0)
         self._desk = FrameDesk(self._talk, self._link.send, partial(self._link.send, may_wait=True), monotonic_now)
         self._ownerless = Ownerless(self._talk, self._desk, monotonic_now, self._link.see_time)
@@ -133,7 +137,10 @@ class RelayProcess:
         return self._talk.term
 
     def given(self, message: Note, descriptors: list[int]) -> None:
-        """See `FollowsOwner`: use listeners."""
+        """See `FollowsOwner`: use listeners, and hold descriptors open for workers."""
+        if message.kind in ("keep", "drop"):
+            self._hold(message, descriptors)
+            return
         if message.kind != "listen" or not descriptors:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -141,10 +148,18 @@ class RelayProcess:
         self._listeners += adopt_listeners(descriptors)
         self._address = str(message.content.get("address", ""))
 
+    def _hold(self, message: Note, descriptors: list[int]) -> None:
+        """Hold descriptors open, or close them. Raises TalkError."""
+        try:
+            self.kept.receive({"kind": message.kind, **message.content}, descriptors)
+        except ValueError as error:
+            raise TalkError(str(error)) from error
+
     def descriptors_for_next(self) -> Sequence[tuple[Mapping[str, Any], Sequence[int]]]:
-        """See `FollowsOwner`: hand over the listeners that are still open."""
+        """See `FollowsOwner`: hand over the listeners that are still open, and everything that is held for workers."""
         found = [one.fileno() for one in self._listeners if one.fileno() >= 0]
-        return [({"kind": "listen", "address": self._address}, found)] if found else []
+        listen = [({"kind": "listen", "address": self._address}, found)] if found else []
+        return [*listen, *self.kept.messages()]
 
     def received(self, frame: Frame) -> None:
         """See `FollowsOwner`."""

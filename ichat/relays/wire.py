@@ -148,9 +148,11 @@ class FrameWire:
 
 
 def send_descriptors(sock: socket.socket, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message with descriptors, which stay open here. Raises OSError."""
+    """Send a message with descriptors, which stay open here. It never waits. Raises OSError, BlockingIOError."""
     data = json.dumps(content).encode()
-    socket.send_fds(sock, [data], list(descriptors)[:_DESCRIPTORS_MAX])
+    given = array.array("i", list(descriptors)[:_DESCRIPTORS_MAX])
+    more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)] if given else []
+    sock.sendmsg([data], more, socket.MSG_DONTWAIT)  # `socket.send_fds` ignores flags before Python 3.12
 
 
 def receive_descriptors(sock: socket.socket) -> tuple[Note, list[int]] | None:

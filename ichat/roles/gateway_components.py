@@ -53,6 +53,7 @@ from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.security.origins import site_of
 from ichat.security.rate_limits import Quotas
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
@@ -105,6 +106,8 @@ class Control:
     heartbeats: HeartbeatReceiver
     supervisor: Supervisor
     monitor: MachineMonitor
+    kept: KeptDescriptors
+    """Of managed workers: relays have them too."""
 
 
 @attrs.frozen
@@ -163,9 +166,10 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     gateway_id = secrets.token_hex(8)
     heartbeats = HeartbeatReceiver(fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=gateway_id)
     heartbeats.moved.add(log_store.changed)
-    supervisor = Supervisor(config, fleet, balancer, log_store, state)
+    kept = KeptDescriptors(is_shared=bool(config.server_settings.relays))
+    supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept)
     monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
-    return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
+    return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor, kept)
 
 
 def build_data_plane(
@@ -195,7 +199,7 @@ def build_data_plane(
     if config.server_settings.relays:
         relays = Relays(
             hub, state.path, config,
-            log_format=config.logs.format, recorded=RecordedRefusals(handler), term=state.term,
+            log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
             marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
         known = relays.relays

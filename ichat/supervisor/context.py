@@ -91,7 +91,7 @@ class SupervisorContext:
 
     def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
         """Go on with a process that an earlier gateway has started."""
-        self.managed.set_piped(worker, is_piped=False)
+        self.managed.set_piped(worker, is_piped=self.log_store.is_piped(worker.id))
         return self.host.adopt(worker.id, spec, adopted)
 
     async def change_engine(self, worker: WorkerRecord, to: Literal["asleep", "ready"]) -> None:

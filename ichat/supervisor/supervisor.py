@@ -30,6 +30,7 @@ from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.host import LocalHost
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker, holders_before
@@ -53,15 +54,10 @@ class Supervisor:
     """Starts workers, ends them, and remembers them for the next gateway."""
 
     def __init__(
-        self,
-        config: Config,
-        fleet: Fleet,
-        balancer: Balancer,
-        log_store: LogStore,
-        state: StateDirectory,
-        *,
-        remember_s: float = REMEMBER_S,
-    ) -> None:
+        self, config: Config, fleet: Fleet, balancer: Balancer, log_store: LogStore, state: StateDirectory,
+        *, remember_s: float = REMEMBER_S, kept: KeptDescriptors | None = None,
+    ) -> None:  # fmt: skip
+        """`kept` has the descriptors of workers that outlive this process; None: all end with it."""
         self._state = state
         self._registry = fleet.registry
         self._table = fleet.table
@@ -82,7 +78,7 @@ class Supervisor:
         """The new worker that will replace a worker once it is ready, by the id of the worker that still serves."""
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
-        host = LocalHost(state, log_store, self.gpus)
+        host = LocalHost(state, log_store, self.gpus, kept=kept)
         self._context = SupervisorContext(
             config, fleet.table, fleet.directory, fleet.managed, host, self._remember_soon
         )
@@ -114,7 +110,9 @@ class Supervisor:
         """
         known = await trio.to_thread.run_sync(self._state.load)
         self._load_times.restore(known.load_seconds, known.load_phases)
-        await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
+        living = {(one.worker_id, one.stamp) for one in known.started if _lives(one)}
+        await self._end_unknown({worker_id for worker_id, _ in living})
+        await self._context.host.restore(living)
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 heartbeat = parse_heartbeat(heard.heartbeat)
@@ -149,7 +147,7 @@ class Supervisor:
                 processes.kill([process])
 
     def _take_over(self, started: Sequence[SavedManagedWorker]) -> None:
-        """Adopt the workers that an earlier gateway has left; those that must not be kept are then restarted.
+        """Adopt the workers that an earlier gateway has left; those that have seen its end and obey it are restarted.
 
         A worker that was launched over the API and does not run is started again.
         """
@@ -168,7 +166,7 @@ class Supervisor:
             worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted)
             if spec is None:
                 self._remove_soon(worker, 0.0)
-            elif spec.on_gateway_exit == "keep":
+            elif spec.on_gateway_exit == "keep" or self._context.host.may_stay((one.worker_id, one.stamp)):
                 log.info("worker %s (process %d) has outlived its gateway: adopted", one.worker_id, one.pid)
             else:
                 log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)

@@ -62,8 +62,10 @@ class WorkerProcess:
         self._mark = state.mark_of(worker_id)
         self._gpus = gpus
         self._times = times
-        self._held = contextlib.ExitStack()
-        """The gateway's end of a pipe; when it closes, the worker sees that its gateway is gone."""
+        self.launcher: int | None = None
+        """The gateway's end of a pipe; when it closes everywhere, the worker sees that its gateway is gone."""
+        self.held = contextlib.ExitStack()
+        """Closed with the gateway's handles of the process."""
         with contextlib.suppress(OSError):
             self.identity = process_identity(process.pid)
 
@@ -86,12 +88,12 @@ class WorkerProcess:
         socket, control = state.socket_of(worker_id), state.control_socket
         command = command_of(config, spec, worker_id, socket, control, has_gpus=has_nvidia())
         log.info("starting worker %s: %s", worker_id, shown(command))
-        watched = token_fd = None
+        watched = launcher = token_fd = None
         with contextlib.ExitStack() as held, contextlib.ExitStack() as given:
             if spec.on_gateway_exit != "keep":
-                watched, ours = os.pipe()
+                watched, launcher = os.pipe()
                 given.callback(os.close, watched)
-                held.callback(os.close, ours)
+                held.callback(os.close, launcher)
             if token := token_of(config):
                 token_fd = hand_over(token)
                 given.callback(os.close, token_fd)
@@ -105,7 +107,7 @@ class WorkerProcess:
                 pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
             )
             spawned = cls(worker_id, spec, process, state, gpus=gpus, times=times)
-            spawned._held = held.pop_all()
+            spawned.launcher, spawned.held = launcher, held.pop_all()
             return spawned
 
     @property
@@ -130,7 +132,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Release the gateway's handles of it."""
-        self._held.close()
+        self.held.close()
         if isinstance(self._process, AdoptedProcess):
             self._process.close()
 

@@ -54,6 +54,9 @@ class Output:
 
     begin = expect
 
+    def is_piped(self, worker_id):
+        return False
+
     def resume(self, worker_id, start_id=None, *, is_managed=True):
         if is_managed:
             self.known.add(worker_id)
@@ -187,6 +190,12 @@ class Host:
         assert not [one for one in world.alive.values() if one.worker_id == worker_id], "two processes of one worker"
         self.logs.begin(worker_id)
         return Hold(self._gateway, Process(world, worker_id, spec), spec, is_adopted=False)
+
+    async def restore(self, living):
+        pass
+
+    def may_stay(self, start):
+        return False
 
     def adopt(self, worker_id, spec, process):
         self.logs.resume(worker_id)

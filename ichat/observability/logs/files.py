@@ -7,6 +7,8 @@ import re
 import time
 from collections.abc import Sequence
 
+import attrs
+
 from ichat.config.schema import Logs
 from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, LineBuffer, read_timestamp, timestamp
 
@@ -20,6 +22,15 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PREVIOUS = ".previous"
 _LOG_NAME = re.compile(r"\.log(\.\d+)?$")
 _STAMPED = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)", re.DOTALL)
+
+
+@attrs.frozen
+class LogPlace:
+    """The end of the newest file of a worker at some time."""
+
+    inode: int = 0
+    """0: there was no file."""
+    size: int = 0
 
 
 class LogFile:
@@ -100,6 +111,11 @@ class LogFile:
             self._lose(min(left.count(b"\n"), data.count(b"\n")))
         else:
             self._recover()
+
+    @property
+    def place(self) -> LogPlace:
+        """Where the file ends, without lines that are not flushed."""
+        return LogPlace() if self._fd is None else LogPlace(os.fstat(self._fd).st_ino, self._size)
 
     def close(self) -> None:
         """Write the added lines, and close the file."""
@@ -187,6 +203,21 @@ class LogFiles:
         """Open a worker's file for a new start, or go on with it. Raises ValueError for an invalid id."""
         bounds = {"bytes_max": self.settings.file_bytes_max, "files_max": self.settings.files_max}
         return LogFile(self.directory, _name_of(worker_id), **bounds, goes_on=goes_on)
+
+    def count_since(self, worker_id: str, place: LogPlace) -> int:
+        """Return how many lines of a worker follow a place in its files; 0 if that is not known. May block."""
+        count, path = 0, self.path_of(worker_id)
+        for suffix in _suffixes(self.settings.files_max):
+            try:
+                with open(path + suffix, "rb") as file:
+                    is_there = os.fstat(file.fileno()).st_ino == place.inode
+                    file.seek(place.size if is_there else 0)
+                    count += sum(_STAMPED.match(line) is not None and line.endswith(b"\n") for line in file)
+            except OSError:
+                break
+            if is_there:
+                return count
+        return 0
 
     def load(self, path: str) -> LineBuffer:
         """Read back as many lines of a file as are kept in memory; see `load`. May block."""

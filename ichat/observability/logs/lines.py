@@ -57,6 +57,11 @@ class LineSplitter:
         """Return whether a line has begun and not ended."""
         return bool(self._partial)
 
+    @property
+    def partial(self) -> bytes:
+        """The line that has begun and not ended, as data with the same effect."""
+        return self._partial + b"\r" if self._returned else self._partial
+
     def feed(self, data: bytes) -> list[bytes]:
         """Add the data and return the lines that are complete now, without their ends."""
         first, *others = data.split(b"\n")
@@ -147,6 +152,14 @@ class LineBuffer:
     def reopen(self) -> None:
         """Note that further lines follow after all."""
         self.ended = False
+
+    def restore(self, lines: Sequence[Line], last: int) -> None:
+        """Begin, while there are none, with lines of an earlier buffer; the newest has the number `last`."""
+        with self._lock:
+            self._lines.extend((line.time, line.text.encode()) for line in lines)
+            self._bytes = sum(len(line) for _, line in self._lines)
+            self.start, self.last = last - len(lines), last
+        self.changed()
 
     def after(self, seq: int, lines_max: int) -> tuple[list[Line], int]:
         """Return lines after that of number `seq`, oldest first, and how many between are not kept any more."""

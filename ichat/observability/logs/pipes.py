@@ -11,11 +11,12 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ichat.observability.logs.lines import LineBuffer, LineSplitter
 
+OUTPUT = "output"
 PIPE_BYTES = 1024 * 1024
 READ_BYTES = 64 * 1024
 NAP_S = 0.01
@@ -125,6 +126,22 @@ class PipeSource:
         self.lines = lines
         self.tee = tee
 
+    def read(self) -> bytes:
+        """Return bytes of the pipe; none at its end."""
+        return os.read(self.fd, READ_BYTES)
+
+    @property
+    def descriptors(self) -> Mapping[str, int]:
+        """The descriptors with which another process can read on, by their names."""
+        return {OUTPUT: self.fd}
+
+    def note(self, number: int) -> None:
+        """Called when all lines up to this number have been passed on."""
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.fd)
+
 
 class Sink(Protocol):
     """A place for lines beside the buffer; only the thread that reads the lines calls it. A sink must not block."""
@@ -151,13 +168,18 @@ class PipeReader:
         buffer: LineBuffer,
         sinks: Sequence[Sink] = (),
         *,
+        first: Sequence[bytes] = (),
         ends_buffer: bool = True,
         partial_s: float = PARTIAL_S,
     ) -> None:
-        """Own the descriptors, the end of the sinks, and that of the buffer unless others go on with it."""
+        """Own the descriptors, the end of the sinks, and that of the buffer unless others go on with it.
+
+        `first` are lines before those of the pipes.
+        """
         self._sources = {source.fd: source for source in sources}
         self._buffer = buffer
         self._sinks = sinks
+        self._first = [*first]
         self._ends_buffer = ends_buffer
         self._partial_s = partial_s
         self._deadline = 0.0
@@ -223,6 +245,8 @@ class PipeReader:
         poll.register(self._wake, select.POLLIN)
         for fd in self._sources:
             poll.register(fd, select.POLLIN)
+        self._put(self._first)
+        self._pass_on()
         while self._sources:
             stopping, settling = self._deadline > 0, self._settling
             events = poll.poll(0 if stopping or settling else self._patience_ms())
@@ -236,7 +260,7 @@ class PipeReader:
                 return
             size = 0
             for source in ready:
-                data = os.read(source.fd, READ_BYTES)
+                data = source.read()
                 size += len(data)
                 if data:
                     self._take(source, data)
@@ -245,8 +269,7 @@ class PipeReader:
                     self._put(source.lines.flush())
                     self._forget(source)
             self._show_partial_lines()
-            for sink in self._sinks:
-                sink.flush()
+            self._pass_on()
             if not stopping and 0 < size < NAP_BELOW_BYTES:
                 nap.poll(NAP_S * 1000)
 
@@ -265,6 +288,12 @@ class PipeReader:
                 sink.append(lines, now)
             self._buffer.append(lines, now)
 
+    def _pass_on(self) -> None:
+        for sink in self._sinks:
+            sink.flush()
+        for source in self._sources.values():
+            source.note(self._buffer.last)
+
     def _show_partial_lines(self) -> None:
         now = time.monotonic()
         for source in self._sources.values():
@@ -273,14 +302,7 @@ class PipeReader:
 
     def _forget(self, source: PipeSource) -> None:
         del self._sources[source.fd]
-        os.close(source.fd)
-
-
-def follow(
-    fd: int, buffer: LineBuffer, *sinks: Sink, lines: LineSplitter | None = None, ends_buffer: bool = True
-) -> PipeReader:
-    """Read a worker's output from a pipe until its end, in a thread that then owns the descriptor."""
-    return PipeReader([PipeSource(fd, lines or LineSplitter())], buffer, sinks, ends_buffer=ends_buffer)
+        source.close()
 
 
 def make_pipe() -> tuple[int, int]:

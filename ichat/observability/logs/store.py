@@ -4,6 +4,7 @@ A buffer lasts as long as its worker is in the book, through all of its starts, 
 start by itself. Files are kept of two starts: the newest, and the start before, called `previous`.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from ichat.errors import ApiError
 from ichat.listeners import Listeners
 from ichat.observability.logs.files import LogFiles, is_worker_id
 from ichat.observability.logs.follower import TIMES, LogFollower, LogSource, LogTimes
+from ichat.observability.logs.journal import Journal, recover
 from ichat.observability.logs.lines import Line, Wakeup
 from ichat.observability.logs.log_format import has_colours, is_short
 from ichat.observability.logs.pipes import Tee
@@ -65,13 +67,37 @@ class LogStore:
         if not os.path.exists(self.path_of(worker_id)):
             self._log_of(worker_id).expect()
 
-    def begin(self, worker_id: str) -> int:
+    def begin(self, worker_id: str, *, is_kept: bool = False) -> int:
         """Begin a new start of a managed worker; the start before becomes `previous`.
 
         Return the descriptor for its standard output and error: the caller closes it once the worker is started.
-        Raises OSError if there are no more descriptors, and ValueError for an invalid id.
+        `is_kept` says that a later gateway may `go_on` with it. Raises OSError if there are no more descriptors, and
+        ValueError for an invalid id.
         """
-        return self._log_of(worker_id).begin(self._echo(worker_id))
+        return self._log_of(worker_id).begin(self._echo(worker_id), is_kept=is_kept)
+
+    def descriptors_of(self, worker_id: str) -> Mapping[str, int]:
+        """Return those with which a later gateway may `go_on`; valid while the caller of `begin` has its descriptor."""
+        return self._logs[worker_id].descriptors
+
+    def is_piped(self, worker_id: str) -> bool:
+        """Return whether a pipe of the worker is read."""
+        return worker_id in self._logs and self._logs[worker_id].is_piped
+
+    async def go_on(self, worker_id: str, output: int, journal: int | None) -> None:
+        """Go on with a start of a worker before this gateway's, from its pipe and its journal; own the descriptors.
+
+        Call `end` for it later. Raises OSError if there are no more descriptors, and ValueError for an invalid id.
+        """
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, output)
+            notes = None if journal is None else Journal(journal)
+            if notes is not None:
+                undo.callback(notes.close)
+            found = await trio.to_thread.run_sync(recover, self._files, worker_id, notes, limiter=self._readers)
+            worker_log = self._log_of(worker_id)
+            worker_log.go_on(output, notes, found, self._echo(worker_id))
+            undo.pop_all()
 
     async def end(self, worker_id: str) -> None:
         """Read the rest of a start when its processes have ended, for `end_s` at most, and close its file.

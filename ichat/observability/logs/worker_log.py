@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 import attrs
@@ -16,9 +16,10 @@ import trio
 
 from ichat.observability.logs.files import LogFile, LogFiles, load
 from ichat.observability.logs.follower import LogFollower, LogSource, LogTimes, TimedLine
+from ichat.observability.logs.journal import Journal, Recovered, source_of
 from ichat.observability.logs.lines import Line, LineBuffer, LineSplitter, Wakeup
 from ichat.observability.logs.log_format import json_line
-from ichat.observability.logs.pipes import PipeReader, Sink, Tee, follow, make_pipe
+from ichat.observability.logs.pipes import PipeReader, PipeSource, Sink, Tee, make_pipe
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,9 @@ class WorkerLog:
         self.is_managed = False
         """Whether this gateway manages the worker: then `end` is called, and its followers wait for its next start."""
         self._pipe_reader: PipeReader | None = None
-        """Reads the pipe of a worker that this gateway has started."""
+        """Reads the pipe of a worker that this gateway, or an earlier gateway, has started."""
+        self.descriptors: Mapping[str, int] = {}
+        """Of the newest pipe that is read, while it has a writer."""
         self._start_id: str | None = None
         """The start of a followed worker; None if the next reported start is this start."""
         self._is_early = False
@@ -111,6 +114,11 @@ class WorkerLog:
         return self.buffer.last == self.buffer.start
 
     @property
+    def is_piped(self) -> bool:
+        """Whether the lines arrive through a pipe."""
+        return self._pipe_reader is not None
+
+    @property
     def is_followed(self) -> bool:
         """Whether a task follows the worker."""
         return self._scope is not None
@@ -124,24 +132,46 @@ class WorkerLog:
         """Note that this gateway will start the worker."""
         self.is_managed = True
 
-    def begin(self, sinks: Sequence[Sink]) -> int:
+    def begin(self, sinks: Sequence[Sink], *, is_kept: bool) -> int:
         """Begin a start by this gateway; return the descriptor for the worker's output, which the caller closes.
 
-        Its lines go to `sinks` as well. Raises OSError if there are no more descriptors.
+        Its lines go to `sinks` as well. `is_kept` says that a later gateway may go on with its pipe. Raises OSError if
+        there are no more descriptors.
         """
         self.detach()
         with contextlib.ExitStack() as stack:
             reading, writing = make_pipe()
             stack.callback(os.close, reading)
             stack.callback(os.close, writing)
+            journal = Journal.make() if is_kept else None
+            if journal is not None:
+                stack.callback(journal.close)
             file = self._files.open(self._worker_id, goes_on=False)
             stack.callback(file.close)
-            self.is_managed, self._start_id, self.refused = True, None, None
             self._begin_run()
             lines = LineSplitter(self._files.settings.line_bytes_max)
-            self._pipe_reader = follow(reading, self.buffer, file, *sinks, lines=lines, ends_buffer=False)
+            self._read(source_of(reading, lines, journal, file), [file, *sinks])
             stack.pop_all()
         return writing
+
+    def go_on(self, reading: int, journal: Journal | None, found: Recovered, sinks: Sequence[Sink]) -> None:
+        """Go on with the pipe of a start before this gateway's; own the descriptors.
+
+        Lines that are missing in the file go to `sinks` as well.
+        """
+        self.detach()
+        if self.is_empty:
+            last = self.buffer.start + len(found.lines) if found.last is None else found.last
+            self.buffer.restore(found.lines, last)
+            self._run_after = self.buffer.start
+        file = self._files.open(self._worker_id, goes_on=True)
+        self._read(source_of(reading, found.splitter, journal, file), [file, *sinks], found.missing)
+
+    def _read(self, source: PipeSource, sinks: Sequence[Sink], first: Sequence[bytes] = ()) -> None:
+        """Read a pipe from now on; `first` are lines before its own."""
+        self.is_managed, self._start_id, self.refused = True, None, None
+        self.descriptors = source.descriptors
+        self._pipe_reader = PipeReader([source], self.buffer, sinks, first=first, ends_buffer=False)
 
     def resume(self, start_id: str | None, *, is_managed: bool) -> None:
         """Go on with the file of a start before this gateway's; None: of the first start that a heartbeat names."""

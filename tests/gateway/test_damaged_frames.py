@@ -1,0 +1,108 @@
+"""Frames that no relay should send: they end the connection to that relay, and nothing else happens to the owner."""
+
+import random
+import resource
+
+import pytest
+import trio
+import trio.lowlevel
+from support.frame_damage import BEGIN, answered, any_damage, ask
+from support.owner_rig import owner_of
+from support.peers import until
+
+from ichat.relays.frames import FRAME_BYTES_MAX, FrameReader, encode
+from ichat.relays.wire import TURN_BYTES
+
+DAMAGED, MANY_DAMAGED = 1500, 60_000
+ROUTE = """
+[[external_routes]]
+model_name = "m"
+api_base = "http://127.0.0.1:9/v1"
+"""
+
+
+class FakeRelay:
+    """A relay that sends what a test says."""
+
+    def __init__(self, owner):
+        self.there, sock = owner.connect()
+        self.stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self.reader, self.frames = FrameReader(), []
+        self.seq = 0
+
+    async def send(self, *frames):
+        await self.stream.send_all(b"".join(encode(frame) for frame in frames))
+
+    async def next(self, kind):
+        """Return the next frame of this kind; others are dropped."""
+        while True:
+            while self.frames:
+                frame = self.frames.pop(0)
+                if frame.kind == kind:
+                    return frame
+            data = await self.stream.receive_some()
+            assert data, self.there.end_reasons
+            self.frames += self.reader.feed(data)
+
+    async def begin(self):
+        await self.send(*BEGIN)
+        return self
+
+    async def serve(self, number):
+        """Have a request decided, and end it."""
+        await self.send(ask(number))
+        step = await self.next("step")
+        self.seq += 1
+        await self.send(answered(number, step.attempt, self.seq))
+
+
+async def fuzz(owner, count, chance):
+    """Send damaged frames, each after a request has begun, on as many connections as end by them."""
+    good = await FakeRelay(owner).begin()
+    sent = connections = 0
+    while sent < count:
+        connections += 1
+        bad = await FakeRelay(owner).begin()
+        await bad.send(ask(1))
+        await bad.next("step")
+        while not bad.there.end_reasons and sent < count:
+            sent += 1
+            try:
+                await bad.stream.send_all(any_damage(chance))
+            except trio.BrokenResourceError:
+                break
+            seen = bad.there.wire._reader
+            await trio.lowlevel.checkpoint()
+            assert len(seen._rest) <= FRAME_BYTES_MAX + TURN_BYTES
+            if bad.there.wire._reader._rest:  # a part of a frame that says that it is longer
+                break
+        await bad.stream.aclose()
+        await until(lambda: bad.there.end_reasons)  # noqa: B023 - it is awaited here
+        (why,) = bad.there.end_reasons
+        assert why == "" or why.endswith("."), why
+        assert len(why) < 500
+        if connections % 16 == 1:
+            await good.serve(connections)
+    await good.serve(connections + 1)
+    assert good.there.end_reasons == []
+    await good.stream.aclose()
+    await until(lambda: owner.in_flight() == (0, 0))
+    return connections
+
+
+async def test_damaged_frames_end_their_relay_alone(tmp_path):
+    """No damage is a bug at the owner; another relay is served all the time, and every place is free at the end."""
+    async with owner_of(tmp_path, ROUTE) as owner:
+        assert await fuzz(owner, DAMAGED, random.Random(1)) > DAMAGED / 10
+
+
+@pytest.mark.slow
+async def test_many_damaged_frames_leave_nothing_behind(tmp_path):
+    """The same for a long time: the memory of the owner has a bound."""
+    async with owner_of(tmp_path, ROUTE) as owner:
+        seed = random.randrange(10**9)
+        print(f"seed {seed}")
+        await fuzz(owner, MANY_DAMAGED // 4, random.Random(seed))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await fuzz(owner, MANY_DAMAGED, random.Random(seed + 1))
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024

@@ -1,0 +1,166 @@
+"""What clients notice when processes of a gateway with relays are killed or stopped: by their own counts.
+
+Each row of the table is a fault under streams, short requests on new and on kept connections, and a managed worker.
+"""
+
+import signal
+import ssl
+import time
+
+import attrs
+import pytest
+import trio
+import trustme
+from support.deployments import free_port, worker
+from support.peers import until
+from support.relay_site import Load, Result, ask, site_of, stop_and_list
+
+SILENT_S = 2.0
+RELAYS = 2
+GAP_S = 0.02
+STREAMS, REQUESTS_S, TIMES = 200, 50, 10
+"""Of the slow runs."""
+
+
+@attrs.define
+class Hurt:
+    """What a fault may break: the clients on the connections of the relays that it has killed."""
+
+    ports: set = attrs.field(factory=set)
+    began_at: float = attrs.field(factory=time.monotonic)
+
+
+async def relay_killed(site, load):
+    """SIGKILL for one of two relays: its own streams and requests break, and it is back."""
+    victim = site.relays()[1]
+    hurt = Hurt(stop_and_list(victim))
+    victim.send_signal(signal.SIGKILL)
+    await until(lambda: site.starts(1) == 2)
+    return hurt
+
+
+async def relay_stopped(site, load):
+    """SIGSTOP for one of two relays: it is killed after its bound, and others go on meanwhile."""
+    victim = site.relays()[1]
+    hurt = Hurt(stop_and_list(victim))
+    before = len(load.results)
+    await until(lambda: len(load.results) > before + 8)
+    assert site.starts(1) == 1 or time.monotonic() - hurt.began_at > SILENT_S
+    await until(lambda: site.starts(1) == 2)
+    hurt.ports |= {one.port for one in load.failed if one.began_at < hurt.began_at}
+    return hurt
+
+
+async def all_relays_killed(site, load):
+    """SIGKILL for all relays: what they have breaks; the listener holds new connections until they are back."""
+    victims = site.relays()
+    hurt = Hurt()
+    for one in victims.values():
+        hurt.ports |= stop_and_list(one)
+    for one in victims.values():
+        one.send_signal(signal.SIGKILL)
+    await site.until_started(RELAYS, 2)
+    return hurt
+
+
+ROWS = (relay_killed, relay_stopped, all_relays_killed)
+
+
+@pytest.fixture(scope="session")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls(authority, tmp_path):
+    """Return the settings of a gateway with a certificate, and the context of its clients."""
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
+
+
+async def live_through(gateway, row, streams, requests_s, tls=("", None)):
+    """Let a fault happen under load, and compare what the clients have got with the table."""
+    text = f"relay_silent_s = {SILENT_S}\n" + worker("w")
+    async with (
+        site_of(gateway, free_port(), RELAYS, text, tls[0], trust=tls[1]) as site,
+        trio.open_nursery() as nursery,
+    ):
+        worker_pid = await site.until_ready("w-0")
+        site.upstream.gap_s = GAP_S * max(1, streams // 10)
+        load = Load(site)
+        await nursery.start(load.run, streams, requests_s)
+        await load.more(5)
+        hurt = await row(site, load)
+        took_s = time.monotonic() - hurt.began_at
+        await load.more(10)
+        assert len(site.relays()) == RELAYS
+        # Streams of other relays go on to their end; those of the killed relays have ended at once.
+        lost = {one.port for one in load.streams} & hurt.ports
+        site.upstream.ends.set()
+        load.is_over = True
+        await until(lambda: not load.under_way)
+        await until(lambda: sum(one.is_whole for one in load.streams) == len(load.streams) - len(lost))
+        assert {one.port for one in load.broken} == lost, "other streams broke"
+        others = [one for one in load.failed if one.port not in hurt.ports]
+        assert not others, f"other requests failed: {others}, {hurt}"
+        await site.until_idle()
+        assert await site.until_ready("w-0") == worker_pid
+        assert site.upstream.held == {}
+        print(f"{row.__name__}: back after {took_s:.2f} s; {load.summary()}")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+async def test_a_fault_of_a_relay_breaks_its_own_connections_alone(gateway, row):
+    """Streams and requests at other relays are whole, nothing stays in flight, and the relay is back."""
+    await live_through(gateway, row, 6, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+@pytest.mark.parametrize("number", range(TIMES))
+async def test_faults_of_relays_under_load(gateway, row, number):
+    """The same under 200 streams."""
+    await live_through(gateway, row, STREAMS, REQUESTS_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+@pytest.mark.parametrize("number", range(TIMES))
+async def test_faults_of_relays_under_load_with_tls(gateway, tls, row, number):
+    """The same with TLS."""
+    await live_through(gateway, row, STREAMS, REQUESTS_S, tls)
+
+
+async def test_a_silent_relay_holds_back_no_other(gateway):
+    """While a relay is stopped, another accepts all connections: the silent relay is not waited for as the emptiest."""
+    async with site_of(gateway, free_port(), RELAYS, "relay_silent_s = 600\n") as site:
+        site.relays()[2].send_signal(signal.SIGSTOP)
+        results = []
+        async with trio.open_nursery() as nursery:
+            for more in (40, 1, 1):
+                for _ in range(more):
+                    results.append(Result())
+                    nursery.start_soon(ask_and_stay, site, results[-1])
+                await until(lambda: all(one.is_whole for one in results))
+                while await connections_at(site, 1) < len(results):  # by its pulse: then it hears of it, too
+                    await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+        assert {one.status for one in results} == {200}
+        assert site.starts(2) == 1
+
+
+async def connections_at(site, number):
+    """Return how many connections a relay has, as the owner has heard."""
+    relays = (await site.get("/v1/admin/cluster/status"))["gateway"]["relays"]
+    return next(one["connections"] for one in relays if one["number"] == number)
+
+
+async def ask_and_stay(site, result):
+    """Send a request, and keep the connection open."""
+    async with await site.connect(result) as stream:
+        await ask(stream, {"model": "m"}, result)
+        await trio.sleep_forever()

@@ -1,0 +1,415 @@
+"""A gateway with relays as real processes, an upstream that counts, and clients that count what they got.
+
+Each client knows the local port of its connection. So a fault can say which clients it may hurt: those whose
+connections the killed relay had.
+"""
+
+import collections
+import contextlib
+import hashlib
+import json
+import select
+import signal
+import time
+from functools import partial
+
+import attrs
+import psutil
+import trio
+import trio.lowlevel
+from support.peers import SSE_END, SSE_HEAD, event, plain, until
+from support.programs import LIMIT_S
+
+ROUTE = """
+[[external_routes]]
+model_name = "{name}"
+api_base = "http://127.0.0.1:{port}/v1"
+{more}
+"""
+STARTED = "accepts connections"
+
+
+class CountingUpstream:
+    """Serves plain responses and streams, and counts the requests that it has at once.
+
+    A new request first drops those whose connections are closed: the kernel reports both at about the same time.
+    """
+
+    def __init__(self):
+        self.held = {}
+        """The requests that it has, by their streams: the texts `who` of their bodies."""
+        self.most = 0
+        self.most_of_one = 0
+        """The most requests with the same `who`."""
+        self.served = 0
+        self.order = []
+        """The texts `who` of the requests' bodies, in the order of their arrival."""
+        self.ends = trio.Event()
+        """Streams end when it is set."""
+        self.gap_s = 0.02
+        self.hold_s = 0.0
+        """How long a plain response takes."""
+        self.opens = trio.Event()
+        self.opens.set()
+        """Plain responses wait for it."""
+
+    async def serve(self, stream):
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            try:
+                rest = b""
+                while True:
+                    head, _, rest = await _until(stream, rest, b"\r\n\r\n")
+                    if not head:
+                        return
+                    length = next(
+                        int(line.partition(b":")[2])
+                        for line in head.lower().split(b"\r\n")
+                        if line.startswith(b"content-length")
+                    )
+                    while len(rest) < length:
+                        data = await stream.receive_some()
+                        if not data:
+                            return
+                        rest += data
+                    body, rest = json.loads(rest[:length]), rest[length:]
+                    await self._answer(stream, body)
+            finally:
+                self.held.pop(stream, None)
+                await trio.aclose_forcefully(stream)
+
+    async def _answer(self, stream, body):
+        self.held = {one: who for one, who in self.held.items() if not _has_ended(one.socket)}
+        self.held[stream] = who = body.get("who", "")
+        self.most = max(self.most, len(self.held))
+        self.most_of_one = max(self.most_of_one, sum(one == who for one in self.held.values()))
+        self.order.append(who)
+        if not body.get("stream"):
+            await self.opens.wait()
+            await trio.sleep(self.hold_s)
+            self._served(stream)
+            await stream.send_all(plain(json.dumps({"model": "m", "digest": _digest_of(body)}).encode()))
+            return
+        await stream.send_all(SSE_HEAD)
+        number = 0
+        while not self.ends.is_set():
+            await stream.send_all(event(number))
+            number += 1
+            with trio.move_on_after(self.gap_s):
+                await self.ends.wait()
+        self._served(stream)
+        await stream.send_all(SSE_END)
+
+    def _served(self, stream):
+        self.held.pop(stream, None)
+        self.served += 1
+
+
+def _digest_of(body):
+    return hashlib.sha256(body.get("text", "").encode()).hexdigest()
+
+
+async def _until(stream, data, end):
+    """Return what is before `end`, `end`, and what was read behind it; the first is empty at the end of the stream."""
+    while end not in data:
+        more = await stream.receive_some()
+        if not more:
+            return b"", b"", b""
+        data += more
+    return data.partition(end)
+
+
+def _has_ended(sock):
+    """Return whether the other side has closed a connection."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+@attrs.define
+class Result:
+    """What a client got for a request."""
+
+    port: int = 0
+    """Its connection's; 0: it was refused."""
+    status: int = 0
+    """0: the connection ended without a response."""
+    is_whole: bool = False
+    events: int = 0
+    code: str = ""
+    digest: str = ""
+    """Of the text that its upstream has got."""
+    began_at: float = attrs.field(factory=time.monotonic)
+    took_s: float = 0.0
+
+
+class Load:
+    """Clients with streams, and clients with short requests, on new and on kept connections."""
+
+    def __init__(self, site):
+        self._site = site
+        self.streams = []
+        self.results = []
+        self.under_way = set()
+        self.is_over = False
+
+    async def run(self, streams, requests_s, kept=4, *, task_status=trio.TASK_STATUS_IGNORED):
+        """Begin streams, and then `requests_s` requests a second; `started` when the streams have begun.
+
+        There are `streams` of them, and more until each relay has one.
+        """
+        async with trio.open_nursery() as nursery:
+            for _ in range(streams):
+                nursery.start_soon(self._stream)
+            await until(lambda: len(self.streams) == streams)
+            await until(self._have_begun)
+            while not all({one.port for one in self.streams} & clients_of(relay) for relay in self._relays()):
+                nursery.start_soon(self._stream)
+                await trio.lowlevel.checkpoint()
+                await until(self._have_begun)
+            lanes = [trio.Semaphore(1, max_value=1) for _ in range(kept)]
+            connections = [None] * kept
+            task_status.started()
+            due, number = trio.current_time(), 0
+            while not self.is_over:
+                number += 1
+                lane = number % (2 * kept)
+                nursery.start_soon(self._request, *((lanes, connections, lane) if lane < kept else (None, None, 0)))
+                due = max(due + 1 / requests_s, trio.current_time() - 1)
+                await trio.sleep_until(due)
+            for lane, one in enumerate(lanes):
+                async with one:
+                    if connections[lane] is not None:
+                        await trio.aclose_forcefully(connections[lane])
+                        connections[lane] = None
+
+    def _relays(self):
+        return self._site.relays().values()
+
+    def _have_begun(self):
+        return self.streams and all(one.events > 0 for one in self.streams)
+
+    async def _stream(self):
+        result = Result()
+        self.streams.append(result)
+        stream = await self._site.connect(result)
+        async with stream:
+            await stream.send_all(_post({"model": "m", "stream": True}))
+            data, next_number = b"", 0
+            with contextlib.suppress(trio.BrokenResourceError):
+                while more := await stream.receive_some():
+                    data += more
+                    *lines, data = data.split(b"\n")
+                    for line in lines:
+                        if line.startswith(b"HTTP/"):
+                            result.status = int(line.split()[1])
+                        elif line.startswith(b'data: {"n"'):
+                            assert json.loads(line[6:])["n"] == next_number, "an event was lost, or sent twice"
+                            next_number = result.events = next_number + 1
+                        elif line.startswith(b"data: {"):
+                            result.code = json.loads(line[6:])["error"]["code"]
+                        elif line.startswith(b"data: [DONE]"):
+                            result.is_whole = True
+                            return
+
+    async def _request(self, lanes, connections, lane):
+        result = Result()
+        self.results.append(result)
+        self.under_way.add(id(result))
+        try:
+            if lanes is None:
+                stream = await self._site.connect(result)
+                if stream is not None:
+                    async with stream:
+                        await ask(stream, {"model": "m"}, result)
+                return
+            async with lanes[lane]:
+                result.began_at = time.monotonic()
+                if connections[lane] is None:
+                    connections[lane] = await self._site.connect(result)
+                if connections[lane] is not None:
+                    result.port = _port_of(connections[lane])
+                    await ask(connections[lane], {"model": "m"}, result)
+                    if not result.is_whole:
+                        await trio.aclose_forcefully(connections[lane])
+                        connections[lane] = None
+        finally:
+            result.took_s = time.monotonic() - result.began_at
+            self.under_way.discard(id(result))
+
+    @property
+    def failed(self):
+        """The requests that have ended without a 200."""
+        return [one for one in self.results if id(one) not in self.under_way and one.status != 200]
+
+    @property
+    def broken(self):
+        """The streams that are not whole. They are when the load is over."""
+        return [one for one in self.streams if not one.is_whole]
+
+    async def more(self, count):
+        """Wait until this number of requests that begin from now on has ended."""
+        first = len(self.results)
+        await until(lambda: len(self.results) > first + count and not self._open_of(first, count))
+
+    def _open_of(self, first, count):
+        return any(id(one) in self.under_way for one in self.results[first : first + count])
+
+    def summary(self):
+        """Return the counts in a line."""
+        statuses = collections.Counter(f"{one.status} {one.code}".strip() for one in self.results)
+        longest = max((one.took_s for one in self.results), default=0.0)
+        return f"{len(self.streams)} streams, {len(self.broken)} broken; {dict(statuses)}, longest {longest:.2f} s"
+
+
+def _post(body):
+    data = json.dumps(body).encode()
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(data), data)
+    )
+
+
+async def ask(stream, body, result, key=""):
+    """Send a request, and note the response."""
+    data = _post(body)
+    if key:
+        data = data.replace(b"host:", b"authorization: Bearer %b\r\nhost:" % key.encode(), 1)
+    with contextlib.suppress(trio.BrokenResourceError):
+        await stream.send_all(data)
+        head, rest = await _response(stream)
+        if rest is None:
+            return
+        result.status = int(head.split()[1])
+        result.is_whole = True
+        answer = json.loads(rest)
+        result.digest = answer.get("digest", "")
+        if result.status != 200:
+            result.code = answer["error"]["code"]
+
+
+async def _response(stream):
+    """Return the head of a response and its body; None if that is not whole."""
+    head, _, rest = await _until(stream, b"", b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    if b"transfer-encoding: chunked" in lines:
+        body = b""
+        while True:
+            size, end, rest = await _until(stream, rest, b"\r\n")
+            if not end:
+                return head, None
+            while len(rest) < int(size, 16) + 2:
+                rest += await stream.receive_some()
+            body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+            if not int(size, 16):
+                return head, body
+    length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), None)
+    while length is not None and len(rest) < length:
+        more = await stream.receive_some()
+        if not more:
+            return head, None
+        rest += more
+    return head, None if length is None else rest
+
+
+def _port_of(stream):
+    sock = getattr(stream, "transport_stream", stream).socket
+    return sock.getsockname()[1]
+
+
+class Site:
+    """A gateway, its relays, and its upstream."""
+
+    def __init__(self, program, upstream, trust=None):
+        self.program = program
+        self.upstream = upstream
+        self._trust = trust
+
+    async def connect(self, result=None):
+        """Return a connection to the gateway, or None if it is refused."""
+        try:
+            stream = await trio.open_tcp_stream("127.0.0.1", self.program.port)
+        except OSError:
+            return None
+        if result is not None:
+            result.port = _port_of(stream)
+        if self._trust is not None:
+            stream = trio.SSLStream(stream, self._trust, server_hostname="localhost", https_compatible=True)
+        return stream
+
+    async def get(self, path):
+        """Return the JSON of the control plane's answer, by the key of the gateway's own user."""
+        head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.program.own_secret()}\r\n\r\n"
+        async with await self.connect() as stream:
+            await stream.send_all(head.encode())
+            return json.loads((await _response(stream))[1])
+
+    async def until_ready(self, worker_id):
+        """Wait for a worker, and return its process."""
+        while (found := await self.get(f"/v1/admin/workers/{worker_id}")).get("state") != "ready":
+            await trio.sleep(0.02)
+        return found["pid"]
+
+    def relays(self):
+        """Return the relays of the gateway, by their numbers."""
+        return relays_of(self.program)
+
+    def starts(self, number):
+        """Return how often the relay of this number has begun to accept."""
+        return self.program.text().count(f"relay {number} {STARTED}")
+
+    async def until_started(self, count, times=1):
+        await until(lambda: all(self.starts(number) >= times for number in range(1, count + 1)))
+
+    async def in_flight(self):
+        """Return the requests that the owner knows."""
+        return (await self.get("/v1/admin/requests"))["total"]
+
+    async def until_idle(self):
+        with trio.fail_after(LIMIT_S):
+            while await self.in_flight():
+                await trio.sleep(0.02)
+
+
+def relays_of(program):
+    """Return the relays of a gateway, by their numbers."""
+    found = {}
+    for process in program.descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if "relay" in words:
+                (number,) = (word.partition("=")[2] for word in words if word.startswith("--number="))
+                found[int(number)] = process
+    return found
+
+
+def stop_and_list(process):
+    """Stop a process, and return the ports of its clients: none arrives before it is killed, or goes on."""
+    process.send_signal(signal.SIGSTOP)
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    return clients_of(process).union(*(clients_of(process) for _ in range(3)))  # the kernel's list may lack a few
+
+
+def clients_of(process):
+    """Return the ports of the connections of a process, at their other ends."""
+    return {one.raddr.port for one in process.net_connections("tcp") if one.raddr}
+
+
+@contextlib.asynccontextmanager
+async def site_of(gateway, port, relays, text="", settings="", route="", trust=None):
+    """Start an upstream and a gateway before it; `gateway` is the fixture of that name."""
+    upstream = CountingUpstream()
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, upstream.serve, 0, host="127.0.0.1"))
+        routes = ROUTE.format(name="m", port=listeners[0].socket.getsockname()[1], more=route)
+        program = await trio.to_thread.run_sync(
+            partial(gateway, text + routes, port=port, settings=f"relays = {relays}\n{settings}")
+        )
+        site = Site(program, upstream, trust)
+        await site.until_started(relays)
+        try:
+            yield site
+        finally:
+            upstream.ends.set()
+            upstream.opens.set()
+            nursery.cancel_scope.cancel()
