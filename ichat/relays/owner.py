@@ -10,6 +10,7 @@ Relays outlive this process. The next owner finds them by their sockets (`found_
 
 import collections
 import logging
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,17 +26,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import (
-    RelayAtOwner,
-    RelayDesk,
-    RelayState,
-    RelayView,
-    kill_faulty,
-    log_end,
-    pass_all,
-    pulse_for,
-    start_relay,
-)
+from ichat.relays.relay_at_owner import Pulses, RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -45,9 +36,6 @@ from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 1.0
-LATE_S = 1.0
-"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Before a relay that has ended is started again."""
 LIVED_S = 10.0
@@ -76,7 +64,6 @@ class Relays:
         `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
         open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
-        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -96,6 +83,10 @@ class Relays:
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
+        self._pulses = Pulses(
+            lambda: [relay for relay in self.relays.values() if not self.adopting.has(relay)],
+            lambda: self.settings.config.timeouts.relay_silent_s, settles=marks is None,
+        )  # fmt: skip
         self._restarts: dict[int, int] = {}
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
 
@@ -109,8 +100,9 @@ class Relays:
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
+        now = trio.current_time()
         shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
-        return [relay.view(trio.current_time(), self._restarts.get(relay.number, 0)) for relay in shown]
+        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
 
     def families(self) -> Iterator[Metric]:
         """Return the families for Prometheus."""
@@ -135,17 +127,19 @@ class Relays:
         """
         self._listeners = listeners
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._pulse_forever)
+            nursery.start_soon(self._pulses.send_forever)
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
-                    pass_all(self._kept, relay)
+                    self._pass_all(relay)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
                 task_status.started()
                 await self._opened.wait()
-                places = self._fill_places()
+                places, leaving = places_of(self.relays.values(), self.count, build_id(), self._address)
+                for relay in leaving:
+                    self.retire(relay)
                 for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep, number, places.get(number), keepers)
             nursery.cancel_scope.cancel()
@@ -165,17 +159,6 @@ class Relays:
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
-
-    def _fill_places(self) -> dict[int, RelayAtOwner]:
-        """Return the adopted relays that stay, by their numbers; all others retire."""
-        places = places_of(self.relays.values(), self.count, build_id(), self._address)
-        for number, relay in places.items():
-            relay.number = number
-        staying = {relay.process.pid for relay in places.values()}
-        for pid, relay in self.relays.items():
-            if relay.state == "accepting" and pid not in staying:
-                self.retire(relay)
-        return places
 
     def kill_all(self) -> None:
         """Kill all relays: no next owner will need them."""
@@ -217,7 +200,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
-        pass_all(self._kept, relay)
+        self._pass_all(relay)
         self._begin_talk(relay, frames)
         return relay
 
@@ -239,6 +222,11 @@ class Relays:
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
 
+    def _pass_all(self, relay: RelayAtOwner) -> None:
+        """Have a relay hold open everything that others do; it may have some of that already."""
+        for message, descriptors in self._kept.messages():
+            relay.pass_on(message, descriptors)
+
     def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Have all relays hold descriptors open, or close them."""
         for relay in self.relays.values():
@@ -256,7 +244,9 @@ class Relays:
         if has_retired:
             log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
         elif not self._is_ending:
-            log_end(relay)
+            code = relay.process.returncode
+            how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
+            log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
 
     def retire(self, relay: RelayAtOwner) -> None:
         """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
@@ -303,6 +293,8 @@ class Relays:
         for relay in ending:
             relay.kill("it has not ended in time")
 
+    # Frames.
+
     def _receive(self, relay: RelayAtOwner, frame: Frame, *, has_effect: bool) -> None:
         """Called with each frame of a relay. Raises TalkError."""
         match frame:
@@ -320,9 +312,10 @@ class Relays:
                 self._note_leaving(relay, frame.kind)
             case Note("hello" | "report"):
                 pass
+            case _ if has_effect:
+                relay.desk.receives(frame)
             case _:
-                if has_effect:
-                    relay.desk.receives(frame)
+                pass
 
     def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
         """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
@@ -340,19 +333,11 @@ class Relays:
         log.info("relay %d accepts connections (process %d)", relay.number, relay.process.pid)
         self._accepting.set()
 
-    async def _pulse_forever(self) -> None:
-        """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
-        while True:
-            due_at = trio.current_time() + PULSE_S
-            await trio.sleep_until(due_at)
-            now = trio.current_time()
-            relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            if now - due_at > LATE_S:
-                for relay in self.relays.values():
-                    relay.heard_at = now
-            peers = [one for one in relays if one.is_peer(now)] or relays
-            for relay in relays:
-                relay.send(pulse_for(relay, peers))
-                if not self._has_ledger:
-                    relay.settle(relay.talk.counted)
-            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
+    def newest_outcomes(self) -> Marks:
+        """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
+        return {one.talk.identity: one.talk.counted for one in self.relays.values() if one.talk.counted}
+
+    def settle(self, marks: Marks) -> None:
+        """Have relays forget the outcomes that are counted on disk."""
+        for relay in self.relays.values():
+            relay.settle(marks.get(relay.talk.identity, 0))

@@ -2,38 +2,37 @@
 
 import contextlib
 import logging
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 import trio
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
-from ichat.observability.usage.rows import Marks
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
-from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import own_environment
 from ichat.supervisor.orphans import AdoptedProcess
 
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
+PULSE_S = 1.0
+LATE_S = 1.0
+"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 START_S = 60.0
 """A relay that does not accept by then is killed."""
 QUIET_S = 2.5
 """After this silence a relay does not count where others share new connections."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
@@ -190,43 +189,49 @@ class RelayAtOwner:
                 self.process.kill()
 
 
-def pass_all(kept: KeptDescriptors, relay: RelayAtOwner) -> None:
-    """Have a relay hold open everything that others do; it may have some of that already."""
-    for message, descriptors in kept.messages():
-        relay.pass_on(message, descriptors)
+class Pulses:
+    """The pulses of relays that serve, or begin to."""
 
+    def __init__(
+        self, relays: Callable[[], Collection[RelayAtOwner]], silent_s: Callable[[], float], *, settles: bool
+    ) -> None:
+        """`silent_s` returns how long a relay may be silent. With `settles` each pulse settles all outcomes."""
+        self._relays = relays
+        self._silent_s = silent_s
+        self._settles = settles
 
-def log_end(relay: RelayAtOwner) -> None:
-    """Log how a relay has ended that should not have."""
-    code = relay.process.returncode
-    how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-    log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+    def __repr__(self) -> str:
+        return f"<Pulses of {len(self._relays())} relays>"
 
+    async def send_forever(self) -> None:
+        """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
+        while True:
+            due_at = trio.current_time() + PULSE_S
+            await trio.sleep_until(due_at)
+            now, relays = trio.current_time(), self._relays()
+            if now - due_at > LATE_S:
+                for relay in relays:
+                    relay.heard_at = now
+            self.send_all(now)
+            for relay in relays:
+                if why := relay.fault(now, self._silent_s()):
+                    relay.kill(why)
 
-def pulse_for(relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> Note:
-    """Return the means of all that accept connections, for a relay."""
-    connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
-    is_fewest = relay.connections <= min(connections)
-    means = {"connections": sum(connections) / len(peers), "requests": requests / len(peers)}
-    return Note("pulse", 0, {**means, "is_fewest": is_fewest})
+    def send_all(self, now: float) -> None:
+        """Send each relay the means of those that accept connections and were heard lately."""
+        relays = [one for one in self._relays() if one.state in ("accepting", "retiring")]
+        peers = [one for one in relays if one.is_peer(now)] or relays
+        for relay in relays:
+            self._send(relay, peers)
 
-
-def newest_outcomes(relays: Mapping[int, RelayAtOwner]) -> Marks:
-    """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""
-    return {one.talk.identity: one.talk.counted for one in relays.values() if one.talk.counted}
-
-
-def settle(relays: Mapping[int, RelayAtOwner], marks: Marks) -> None:
-    """Have relays forget the outcomes that are counted on disk."""
-    for relay in relays.values():
-        relay.settle(marks.get(relay.talk.identity, 0))
-
-
-def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
-    """Kill the relays that do not read, do not begin, or were silent for this time."""
-    for relay in relays:
-        if why := relay.fault(now, silent_s):
-            relay.kill(why)
+    def _send(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
+        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
+        relay.send(Note("pulse", 0, {
+            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
+            "is_fewest": relay.connections <= min(connections),
+        }))  # fmt: skip
+        if self._settles:
+            relay.settle(relay.talk.counted)
 
 
 async def start_relay(

@@ -45,7 +45,6 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import RecordedRefusals, peer_of
-from ichat.relays.relay_at_owner import newest_outcomes, settle
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
@@ -202,8 +201,7 @@ def build_data_plane(
             log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
             marks=control.ledger.marks if control.ledger.enabled else None,
         )  # fmt: skip
-        known = relays.relays
-        control.ledger.follow(functools.partial(newest_outcomes, known), functools.partial(settle, known))
+        control.ledger.follow(relays.newest_outcomes, relays.settle)
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, None if relays else tls,
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
@@ -258,8 +256,8 @@ def _build_operation(
     if data.relays is not None:
         metrics.others.append(data.relays.families)
     shown = [
-        fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, ledger, overview, events,
+        fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas, key_store,
+        metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(
