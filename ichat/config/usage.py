@@ -19,7 +19,7 @@ class UsageSettings:
     enabled: bool = checked(None, True, reload="later")
     """Whether it is kept at all."""
     flush_s: float = checked(Between(0.05, 60), 0.5)
-    """Seconds between two writes; a gateway that is killed loses the counts since the last write."""
+    """Seconds between two writes; a gateway without relays that is killed loses the counts since then."""
     minute_days: float = checked(_DAYS, 2.0)
     """Days for which each minute is kept apart; then its hour."""
     keep_days: float = checked(_DAYS, 400.0)

@@ -6,7 +6,6 @@ its row and the write, between the commit and `settled`, in the middle of a repo
 
 import collections
 import random
-import types
 
 import pytest
 
@@ -22,7 +21,6 @@ from ichat.relays.earlier_outcomes import record_of
 from ichat.relays.frames import decode, encode
 from ichat.relays.link import hello
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.relay_at_owner import newest_outcomes
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import Note, SentAsk, SentOutcome, SentStep, TrioClock
@@ -116,7 +114,7 @@ class World:
             relay.lose_owner(self.now)
 
     def newest(self):
-        return newest_outcomes({name: types.SimpleNamespace(talk=talk) for name, talk in self.owner.talks.items()})
+        return {talk.identity: talk.counted for talk in self.owner.talks.values() if talk.counted}
 
     def settle(self, marks):
         for name, talk in self.owner.talks.items():
