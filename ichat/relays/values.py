@@ -28,6 +28,8 @@ request may wait for the place.
 """
 COPIES = 1 << 31
 """Numbers from here on are the owner's, for copies of requests; the relay gives all others."""
+UNREAD_BYTES_MAX = 8 * 1024 * 1024
+"""A relay that leaves more than this unread is killed. An owner that does so gets no new requests."""
 UNKNOWN = (1 << 32) - 1
 """The size of a body that is not known yet."""
 NOTHING: Mapping[str, Any] = {}
