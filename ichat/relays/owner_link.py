@@ -17,7 +17,7 @@ from ichat.errors import Exit
 from ichat.http.hub import READABLE, Hub
 from ichat.relays.link import whole
 from ichat.relays.relay_sockets import open_relay_socket, peer_of
-from ichat.relays.values import Frame, FrameError, Note, TalkError
+from ichat.relays.values import UNREAD_BYTES_MAX, Frame, FrameError, Note, TalkError
 from ichat.relays.wire import FrameWire, receive_descriptors, send_descriptors
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,11 @@ class OwnerLink:
 
     def __repr__(self) -> str:
         return f"<OwnerLink {self.wire!r}>"
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the owner leaves so much unread that nothing new may be asked or reported."""
+        return self.wire is not None and self.wire.unread_bytes > UNREAD_BYTES_MAX
 
     def begin(self, descriptors: socket.socket) -> None:
         """Follow the first owner, and listen for the next. Raises OSError."""

@@ -13,6 +13,7 @@ from ichat.relays.values import (
     HEAD_ONLY,
     TELLS_HEAD,
     UNDER_WAY,
+    UNREAD_BYTES_MAX,
     Frame,
     HeadSeen,
     Note,
@@ -22,9 +23,6 @@ from ichat.relays.values import (
     SentStep,
     TalkError,
 )  # fmt: skip
-
-UNREAD_BYTES_MAX = 8 * 1024 * 1024
-"""A relay that leaves more than this unread is hung."""
 
 _ANSWERED = {"wait": ("asked",), "refuse": ("head", "asked"), "go": ("head",), "gone": ("left",)}
 """The phases of a request in which the owner may send these frames."""

@@ -318,6 +318,8 @@ class RelayProcess:
     async def _admit(self, head: RequestHead, client: Client) -> None:
         """Raise ApiError for a body that the owner would not read."""
         assert self._parts is not None
+        if self._link.is_behind:
+            raise errors.owner_away()
         asked = asked_of(
             self._desk.new_number(), head, client.peer, session_header=self._parts.session_header, at=monotonic_now(),
             bits=HEAD_ONLY,
@@ -330,6 +332,8 @@ class RelayProcess:
 
     async def _answer(self, request: Request, client: Client, _caller: None) -> None:
         """Have a request answered. Raises ApiError if nothing has been sent."""
+        if self._link.is_behind:
+            raise errors.owner_away()
         if is_for_model(request.method, request.path, request.headers, self._cors):
             assert self._parts is not None
             await RelayExchange(self._parts, request, client).forward()
@@ -345,7 +349,9 @@ class RelayProcess:
         return [*sealed] if self._cors is None else [*sealed, *self._cors.headers_for(head.path, head.headers)]
 
     def _refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
-        """Report a refusal of bytes that were not yet a request: the owner counts and logs it."""
+        """Report a refusal of bytes that were not yet a request: the owner counts and logs it, unless it is behind."""
+        if self._link.is_behind:
+            return
         note = _record_of(error, request_id, peer, head)
         try:
             self.send(note)

@@ -29,6 +29,8 @@ needs no sums of its prefix, as long as the steps of that name say so.
 """
 COPIES = 1 << 31
 """Added to the number of a request, it is the number of the request's copy."""
+UNREAD_BYTES_MAX = 8 * 1024 * 1024
+"""A relay that leaves more than this unread is killed. An owner that does so gets no new requests."""
 UNKNOWN = (1 << 32) - 1
 """The size of a body that is not known yet."""
 NOTHING: Mapping[str, Any] = {}

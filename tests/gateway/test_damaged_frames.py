@@ -11,9 +11,11 @@ from support.owner_rig import owner_of
 from support.peers import until
 
 from ichat.relays.frames import FRAME_BYTES_MAX, FrameReader, encode
+from ichat.relays.values import UNREAD_BYTES_MAX, Note
 from ichat.relays.wire import TURN_BYTES
 
 DAMAGED, MANY_DAMAGED = 1500, 60_000
+LARGE = 250_000
 ROUTE = """
 [[external_routes]]
 model_name = "m"
@@ -94,6 +96,25 @@ async def test_damaged_frames_end_their_relay_alone(tmp_path):
     """No damage is a bug at the owner; another relay is served all the time, and every place is free at the end."""
     async with owner_of(tmp_path, ROUTE) as owner:
         assert await fuzz(owner, DAMAGED, random.Random(1)) > DAMAGED / 10
+
+
+async def test_a_relay_that_reads_nothing_is_hung_and_delays_no_other(tmp_path):
+    """Frames wait for it up to the bound; the owner then takes it for hung, and serves another relay all the time."""
+    async with owner_of(tmp_path, ROUTE) as owner:
+        good = await FakeRelay(owner).begin()
+        bad = await FakeRelay(owner).begin()
+        number = 0
+        while not bad.there.is_hung:
+            number += 1
+            bad.there.send(Note("hint", 1, {"comment": "x" * LARGE}))
+            await good.serve(number)
+        assert bad.there.wire.unread_bytes < UNREAD_BYTES_MAX + 2 * LARGE
+        bad.there.kill("It leaves frames unread.")
+        assert bad.there.end_reasons == ["It leaves frames unread."]
+        await good.serve(number + 1)
+        await bad.stream.aclose()
+        await good.stream.aclose()
+        await until(lambda: owner.in_flight() == (0, 0))
 
 
 @pytest.mark.slow

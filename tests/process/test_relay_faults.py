@@ -17,10 +17,13 @@ from support.deployments import free_port, worker
 from support.peers import until
 from support.relay_site import Load, Result, ask, site_of, stop_and_list
 
+from ichat.relays.values import UNREAD_BYTES_MAX
+
 SILENT_S = 2.0
 RELAYS = 2
 OWNER_WAIT_S, OWNERLESS_S, EARLY_S = 1.0, 3.0, 1.0
 GAP_S = 0.02
+CLIENTS = 8
 STREAMS, REQUESTS_S, TIMES = 200, 50, 10
 """Of the slow runs."""
 
@@ -264,3 +267,39 @@ async def ask_and_stay(site, result):
     async with await site.connect(result) as stream:
         await ask(stream, {"model": "m"}, result)
         await trio.sleep_forever()
+
+
+# Sides that read nothing.
+
+
+async def test_an_owner_that_reads_nothing_costs_its_relays_no_memory(gateway):
+    """While it is stopped, clients that ask and leave are refused once 8 MB wait for it; afterwards it serves."""
+    bounds = "relay_silent_s = 600\nowner_wait_s = 600\n"
+    async with site_of(gateway, free_port(), 1, bounds) as site:
+        (relay,) = site.relays().values()
+        before = relay.memory_info().rss
+        site.program.process.send_signal(signal.SIGSTOP)
+        refused = []
+        async with trio.open_nursery() as nursery:
+            for _ in range(CLIENTS):
+                nursery.start_soon(ask_and_leave, site, refused)
+            await until(lambda: len(refused) >= CLIENTS)
+            nursery.cancel_scope.cancel()
+        assert {one.code for one in refused} == {"owner_away"}
+        assert relay.memory_info().rss - before < 4 * UNREAD_BYTES_MAX
+        site.program.process.send_signal(signal.SIGCONT)
+        async with await site.connect() as stream:
+            await ask(stream, {"model": "m"}, result := Result())
+        assert result.status == 200
+        await site.until_idle()
+
+
+async def ask_and_leave(site, refused):
+    """Send large asks, each on a connection of its own, until they are refused at once."""
+    while True:
+        async with await site.connect() as stream:
+            result = Result()
+            with trio.move_on_after(0.02):
+                await ask(stream, {"model": "m"}, result, "k" * 14_000)
+            if result.is_whole:
+                refused.append(result)

@@ -13,6 +13,7 @@ import trio
 from ichat.config import load as configuration
 from ichat.http.listeners import open_unix_listener
 from ichat.observability.tracing import open_tracing
+from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.link import hello
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.owner_talk import OwnerTalk
@@ -51,6 +52,12 @@ class RelayThere:
             self.talk.sends(frame)
             self.wire.send(frame)
 
+    @property
+    def is_hung(self):
+        """Whether an owner kills it, since it does not read."""
+        self.talk.unread_bytes = self.wire.unread_bytes
+        return self.talk.is_hung
+
     def kill(self, why):
         self.wire.close(why)
 
@@ -79,10 +86,12 @@ class Owner:
         self.inner = inner
         """The path of its socket for requests that relays forward."""
         self._timers = timers
+        self._places = EarlierPlaces(components.data.context, components.control.fleet.table)
         self._clock = TrioClock.read(trio.current_time(), time.monotonic_ns())
 
     def desk_of(self, relay):
-        return OwnerDesk(relay, self.components.data.handler, self._timers, self._clock)
+        data = self.components.data
+        return OwnerDesk(relay, data.handler, self._timers, self._clock, self._places)
 
     def connect(self):
         """Return a relay, and the other end of its socket for frames."""
