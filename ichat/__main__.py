@@ -4,6 +4,7 @@ Heavy imports wait until the role is known, so that `--help` and `--version` ans
 """
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -105,11 +106,19 @@ def _help() -> str:
 
 def _gateway(argv: list[str]) -> int:
     """Run a gateway. Its log goes through a thread, so that a stopped terminal does not stop the gateway."""
+    import faulthandler
     import gc
     import signal
 
     gc.set_threshold(GARBAGE_OBJECTS, GARBAGE_ROUNDS)
     signal.signal(signal.SIGHUP, _ignore)  # until the reloader handles it
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.enable()  # a watchdog's SIGABRT shows where the process hung
+    from functools import partial
+
+    from ichat.service_manager import Notifier
+
+    notifier = Notifier.taken_from(os.environ)
     from ichat.roles import gateway
 
     config, file = gateway.read_command_line(argv)
@@ -120,7 +129,7 @@ def _gateway(argv: list[str]) -> int:
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee), config.logs.format)
     try:
-        trio.run(gateway.run, config, file)
+        trio.run(partial(gateway.run, config, file, notifier=notifier))
     finally:
         tee.close(LAST_WORDS_S)
     return 0
@@ -191,17 +200,18 @@ def _complete() -> None:
     complete(helps | {alias: f"the same as {name}" for alias, name in terminal.ALIASES.items()}, parser_of)
 
 
-def _doctor(argv: list[str]) -> int:
-    from ichat.doctor import examination
-
-    return examination.run(argv)
-
-
 def _parser_in(module: str, name: str = "parser") -> "CommandLineParser":
     """Return a parser of a module that is imported only now."""
-    import importlib
-
     return getattr(importlib.import_module(f"ichat.{module}"), name)()
+
+
+def _command_in(module: str, form: str, description: str) -> Role:
+    """Return the command that is in a module, with `run` and `parser`; it is imported for a call."""
+
+    def run(argv: list[str]) -> int:
+        return importlib.import_module(f"ichat.{module}").run(argv)
+
+    return Role(form, description, run, lambda: _parser_in(module))
 
 
 def _ignore(*_: object) -> None:
@@ -342,15 +352,14 @@ ROLES = {
         "gateway [-c FILE]", "a single OpenAI-compatible entry to many models", _gateway,
         lambda: _parser_in("roles.gateway"),
     ),
+    "keep": _command_in("roles.keep", "keep gateway [-c FILE]", "the same in a container: started again after a crash"),
     "worker": Role(
         "worker [FLAGS]", "a model, served with vLLM or SGLang in this process", _worker,
         lambda: _parser_in("roles.worker_options"),
     ),
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
-    "doctor": Role(
-        "doctor [-c FILE]", "report problems here, and their remedies", _doctor,
-        lambda: _parser_in("doctor.examination"),
-    ),
+    "doctor": _command_in("doctor.examination", "doctor [-c FILE]", "report problems here, and their remedies"),
+    "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
     "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),
     "completion": Role(
         "completion SHELL", "what makes bash, zsh or fish complete these lines", _completion,

@@ -1,6 +1,7 @@
 """Fixtures."""
 
 import atexit
+import collections
 import contextlib
 import os
 import pathlib
@@ -15,6 +16,7 @@ from support.deployments import gateway_fixture, start_fixture  # noqa: F401
 from support.peers import OWN_SECRET, Client, Upstream
 from support.worker_rig import make_worker_fixture  # noqa: F401
 
+from ichat.admin.reload import ConfigFile
 from ichat.config import load as configuration
 from ichat.roles import gateway
 from ichat.supervisor import state
@@ -38,29 +40,69 @@ MARKERS = {"console": pytest.mark.browser, "engine": pytest.mark.engine, "soak":
 def pytest_addoption(parser):
     """Let all gateways in the process of the tests have relays."""
     parser.addoption("--relays", type=int, default=0, help="how many relays gateways in the tests' process have")
+    parser.addoption("--relays-part", type=int, default=1, help="with --relays: run one of so many tests of each file")
+
+
+def _why_without_relays(item):
+    """Return why a test cannot be run with relays; "" if it can."""
+    if not {"autojump_clock", "mock_clock"}.isdisjoint(item.fixturenames):
+        return "relays are processes of their own, with the system's clock"
+    mark = item.get_closest_marker("one_process")
+    return "" if mark is None else mark.args[0]
+
+
+def _with_count(config, count):
+    return attrs.evolve(config, server_settings=attrs.evolve(config.server_settings, relays=count))
+
+
+@attrs.frozen
+class _FileWithRelays(ConfigFile):
+    """A file whose configuration wants relays."""
+
+    count: int = 0
+
+    def load(self):
+        return _with_count(super().load(), self.count)
+
+
+@pytest.fixture
+def relay_count(request):
+    """Return how many relays a gateway in this process has."""
+    return request.config.getoption("relays")
 
 
 @pytest.fixture(autouse=True)
 def _with_relays(request, monkeypatch):
     """Have gateways in this process start relays, if that is wanted."""
     if count := request.config.getoption("relays"):
-        if not {"autojump_clock", "mock_clock"}.isdisjoint(request.fixturenames):
-            pytest.skip("relays are processes of their own, with the system's clock")
+        if why := _why_without_relays(request.node):
+            pytest.skip(why)
         run = gateway.run
 
         async def run_with_relays(config, file=None, **more):
-            settings = attrs.evolve(config.server_settings, relays=count)
-            await run(attrs.evolve(config, server_settings=settings), file, **more)
+            if file is not None:
+                file = _FileWithRelays(file.path, file.seen, file.log_format, count)
+            await run(_with_count(config, count), file, **more)
 
         monkeypatch.setattr(gateway, "run", run_with_relays)
 
 
-def pytest_collection_modifyitems(items):
-    """Mark the tests of each folder as what they are."""
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests of each folder as what they are; with relays, keep the part that is wanted."""
     for item in items:
         mark = MARKERS.get(item.path.relative_to(TESTS).parts[0])
         if mark:
             item.add_marker(mark)
+    part = config.getoption("relays_part")
+    if config.getoption("relays") and part > 1:
+        numbers = collections.Counter()
+        kept, left_out = [], []
+        for item in items:
+            is_kept = not _why_without_relays(item) and numbers[item.path] % part == 0
+            numbers[item.path] += not _why_without_relays(item)
+            (kept if is_kept else left_out).append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
 
 LAYERS = [
-    ["texts", "error_shapes", "listeners"],
+    ["texts", "error_shapes", "listeners", "service_manager"],
     ["errors"],
     ["config"],
     ["protocol"],
@@ -58,7 +58,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/thread.py",
     "ichat/__main__.py",
     "ichat/observability/logs/worker_log.py",
-    "ichat/proxy/shadow.py",
+    "ichat/proxy/copies.py",
     "ichat/relays/timers.py",
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
@@ -315,7 +315,7 @@ def raw_times_in(node, *, is_in_frame=False):
 PROCESSES_OF_RELAYS = {
     "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
     "frame_desk", "relay_process", "relay_exchange", "adopting", "forwarding", "found_relays", "ownerless",
-    "settings",
+    "settings", "copies_at_relay",
 }  # fmt: skip
 """The modules of `relays/` that run; all others are pure."""
 

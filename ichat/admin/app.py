@@ -20,6 +20,7 @@ from ichat.admin.openapi import HANDLED
 from ichat.errors import ApiError
 from ichat.protocol.messages import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
 from ichat.security.auth import Auth
+from ichat.security.keys import Seal
 from ichat.security.rules import ROUTES
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -47,7 +48,8 @@ def make_app(parts: Parts) -> QuartTrio:
 async def _check_access() -> None:
     """Raise ApiError unless the sender of the request may use its route."""
     auth = part(Auth)
-    g.caller = auth.decode_caller(request.headers.get(CALLER_HEADER.decode()))
+    signed = request.headers.get(CALLER_HEADER.decode())
+    g.caller = auth.decode_caller(None if signed is None else part(Seal).verified(signed))
     if request.url_rule is not None and request.method != "OPTIONS":
         method = "GET" if request.method == "HEAD" else request.method
         rule = ROUTES.get((method, request.url_rule.rule))

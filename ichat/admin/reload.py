@@ -1,5 +1,6 @@
 """Another configuration while the gateway runs: read, compared, shown, and applied, or refused as a whole."""
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -210,12 +211,15 @@ class Reloader:
                     await trio.sleep(self._retry_s)
             before = now
 
-    async def obey_signals_forever(self) -> None:
-        """Reload the file at each SIGHUP."""
+    async def obey_signals_forever(
+        self, during: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
+        """Reload the file at each SIGHUP. Each reload is done in a context of `during`."""
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             async for _ in signals:
                 self._refusal = ""
-                await self._reload_quietly("SIGHUP")
+                with during():
+                    await self._reload_quietly("SIGHUP")
 
     async def _reload_quietly(self, why: str) -> bool:
         """Return whether the file was applied; a refusal is logged unless its reason was logged before."""

@@ -21,7 +21,7 @@ from ichat.errors import Exit
 from ichat.preflight.facts import Holder, PortState, port_holders, read_port
 from ichat.preflight.obstacles import problems_of_port
 from ichat.supervisor.orphans import marked_by
-from ichat.supervisor.state import WORKERS_FILE, read_saved
+from ichat.supervisor.state import WORKERS_FILE, kept_in, read_saved
 
 
 @attrs.frozen
@@ -91,7 +91,7 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
         processes.append(LeftProcess(process.pid, program, mark.removeprefix(f"{path}:")))
     try:
         saved, _ = read_saved(pathlib.Path(path, WORKERS_FILE))
-        kept = frozenset(one.worker_id for one in saved.started if one.spec.get("on_gateway_exit") == "keep")
+        kept = kept_in(saved)
     except OSError:
         kept = frozenset[str]()
     return attrs.evolve(facts, pid=_holder_of(os.path.join(path, "lock")), processes=processes, kept=kept)

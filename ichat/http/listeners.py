@@ -9,7 +9,8 @@ closing it would reset the connections there.
 import errno
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import trio
 
@@ -18,17 +19,22 @@ from ichat.errors import EXIT_UNAVAILABLE, Exit
 BACKLOG = 4096
 
 
-async def open_listeners(host: str, port: int) -> list[socket.socket]:
+async def open_listeners(host: str, port: int, handed: Sequence[socket.socket] = ()) -> list[socket.socket]:
     """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 means any free port.
 
-    Raises Exit 69 if an address cannot be bound.
+    `handed` are listeners of another process: that of an address is used there. Raises Exit 69 if an address cannot be
+    bound.
     """
     listeners: list[socket.socket] = []
     try:
         found = await trio.socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
         )
+        is_dual = any(family == socket.AF_INET6 for family, *_ in found)
         for family, kind, protocol, _, address in found:
+            if (shared := next((one for one in handed if _has(one, address, is_dual=is_dual)), None)) is not None:
+                listeners += [shared] if shared not in listeners else []
+                continue
             number = port_of(listeners) if listeners else port
             sock = socket.socket(family, kind, protocol)
             listeners.append(sock)
@@ -43,6 +49,16 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
         why = getattr(error, "strerror", None) or str(error)
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
     return listeners
+
+
+def _has(listener: socket.socket, address: Sequence[Any], *, is_dual: bool) -> bool:
+    """Return whether a listener has an address, or, with `is_dual`, has all of both families for all of IPv4."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6) or listener.getsockname()[1] != address[1]:
+        return False
+    host = listener.getsockname()[0]
+    if is_dual and (host, address[0]) == ("::", "0.0.0.0"):
+        return not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    return host == address[0]
 
 
 def address_name(host: str, port: int) -> str:

@@ -13,6 +13,7 @@ from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.prompt_lengths import PromptLengths
 from ichat.security.auth import Auth
+from ichat.security.keys import Seal
 from ichat.security.rate_limits import Quotas
 
 
@@ -44,6 +45,8 @@ class GatewayContext:
         self.late_usage = LateUsageBook(table)
         self.drop_notices = DropNotices()
         self.auth = auth
+        self.seal = Seal()
+        """Signs the callers of requests for the control plane."""
         self.reconfigure(config)
 
     def __repr__(self) -> str:

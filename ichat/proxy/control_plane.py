@@ -109,7 +109,7 @@ class ControlPlane:
         if rule == "open":
             await self._send(exchange, request, client, self._open_routes(request))
             return
-        internal = [(CALLER_HEADER, encode_caller(caller))]
+        internal = [(CALLER_HEADER, self._context.seal.sign(encode_caller(caller)))]
         if path == _EVENTS or path.startswith(_LOGS):
             client.exempt_from_drain()
             with (self._event_streams if path == _EVENTS else self._log_streams).hold(caller.fairness_key):

@@ -15,12 +15,12 @@ from ichat.protocol.messages import DROPPED_HEADER
 from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.copies import copy_of
 from ichat.proxy.desk import Desk, timeouts_of
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure
-from ichat.proxy.shadow import copy_of
 from ichat.proxy.steps import ANSWERED, AttemptStep, Outcome, Refuse, Step, Wait
 from ichat.proxy.targets import body_for
 from ichat.proxy.token_usage import ReportedUsage, usage_reader
@@ -231,10 +231,8 @@ class Exchange:
         if leg.step.model:
             desk.heard(leg.status)
         if desk.is_copied and leg.status < 400 and desk.alias is not None:
-            context.shadows.start(copy_of(
-                progress.request, progress.body, desk.alias, grant=desk.grant,
-                is_suspect=self._is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
-            ))  # fmt: skip
+            copy = copy_of(progress.request, progress.body, grant=desk.grant, is_suspect=self._is_suspect)
+            context.shadows.start(copy, desk.alias, proof=context.auth.proof, timeouts=context.timeouts)
         progress.request.release_body()
         progress.body, progress.prefix_sums = NO_BODY, None
 

@@ -125,19 +125,19 @@ class Adopting:
                 relay.wire.resume()
 
 
-def places_of(relays: Iterable[RelayAtOwner], count: int, build: str, address: str) -> dict[int, RelayAtOwner]:
-    """Return the relays that stay, each with its number: the oldest that accept from this address by this program."""
-    found = [one for one in relays if one.state == "accepting" and (one.build, one.address) == (build, address)]
-    staying = sorted(found, key=lambda relay: relay.since)[:count]
+def places_of(
+    relays: Iterable[RelayAtOwner], count: int, build: str, address: str
+) -> tuple[dict[int, RelayAtOwner], list[RelayAtOwner]]:
+    """Return the relays that stay, by their numbers, and those that must retire.
+
+    The oldest of a number stays if it accepts from this address and runs this program.
+    """
+    accepting = sorted((relay for relay in relays if relay.state == "accepting"), key=lambda relay: relay.since)
     places: dict[int, RelayAtOwner] = {}
-    others: list[RelayAtOwner] = []
-    for relay in staying:
-        if 1 <= relay.number <= count and relay.number not in places:
-            places[relay.number] = relay
-        else:
-            others.append(relay)
-    free = (number for number in range(1, count + 1) if number not in places)
-    return places | dict(zip(free, others, strict=False))
+    for relay in accepting:
+        if (relay.build, relay.address) == (build, address) and 1 <= relay.number <= count:
+            places.setdefault(relay.number, relay)
+    return places, [relay for relay in accepting if places.get(relay.number) is not relay]
 
 
 def _name_of(relay: RelayAtOwner) -> str:

@@ -14,7 +14,7 @@ from ichat.proxy.handler import Gateway
 from ichat.relays.adoption import sums_in
 from ichat.relays.layouts import ENDS
 from ichat.relays.request_at_relay import head_of, is_about_response
-from ichat.relays.values import NEVER, MonotonicNs, Note, SentAsk, SentOutcome, TrioClock
+from ichat.relays.values import COPIES, NEVER, MonotonicNs, Note, SentAsk, SentOutcome, TrioClock
 from ichat.security.rate_limits import EarlierUse
 
 _S = 1_000_000_000
@@ -33,7 +33,7 @@ def record_earlier(item: SentOutcome | Note, asked: SentAsk | None, handler: Gat
                 row.key, row.model, row.endpoint, UsedTokens(row.input, row.output, row.cached),
                 requests=row.requests, errors=row.errors,
             )  # fmt: skip
-    elif item.outcome.kind in ENDS:
+    elif item.outcome.kind in ENDS and item.number < COPIES:
         asked = asked or NO_ASK._replace(at=item.asked_at or item.ended_at)
         client = handler.client_of(head_of(asked), asked.peer)
         handler.record_earlier(record_of(item, asked, clock, client))

@@ -1,4 +1,7 @@
-"""The facts by which a relay sends requests to an endpoint: sent once, and again when it has changed."""
+"""The facts by which a relay sends requests to an endpoint: sent once, and again when it has changed.
+
+Keys are not among them: those that a request needs are sent with its step.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +11,7 @@ from ichat.http.pool import Upstream
 from ichat.http.tls import client_context
 from ichat.proxy.drop_params import ParamRules
 from ichat.proxy.external_routes import Route
+from ichat.proxy.steps import AttemptStep
 from ichat.relays.values import TalkError
 from ichat.routing.access import Access
 from ichat.routing.endpoint import EndpointFacts
@@ -23,12 +27,19 @@ def facts_of(endpoint: EndpointFacts) -> dict[str, Any]:
         "tls": upstream.tls is not None, "ca": upstream.ca_certificates, "reports_usage": endpoint.reports_usage,
     }  # fmt: skip
     if access is not None:
-        headers = [[part.decode("latin-1") for part in pair] for pair in access.own_headers]
-        facts["access"] = [access.prefix.decode("latin-1"), headers]
+        names = sorted(name.decode("latin-1") for name in access.names)
+        facts["access"] = [access.prefix.decode("latin-1"), names]
     if isinstance(route, Route):
         rules = {name: getattr(route.rules, name) for name in _RULES}
         facts["route"] = {"name": route.name, "upstream_model": route.upstream_model, "rules": rules}
     return facts
+
+
+def step_with_keys(step: AttemptStep, endpoint: EndpointFacts) -> AttemptStep:
+    """Return a step with the headers that each request to an endpoint gets, keys too: for this request alone."""
+    if endpoint.access is None:
+        return step
+    return step._replace(request_head=(*endpoint.access.own_headers, *step.request_head))
 
 
 def endpoint_of(facts: Mapping[str, Any]) -> EndpointFacts:
@@ -38,9 +49,8 @@ def endpoint_of(facts: Mapping[str, Any]) -> EndpointFacts:
         upstream = Upstream(facts["name"], facts["host"], facts["port"], tls)
         access = route = None
         if "access" in facts:
-            prefix, headers = facts["access"]
-            pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            access = Access(prefix.encode("latin-1"), pairs)
+            prefix, names = facts["access"]
+            access = Access(prefix.encode("latin-1"), [], names=frozenset(name.encode("latin-1") for name in names))
         if "route" in facts:
             given = facts["route"]
             route = Route(given["name"], ParamRules(**given["rules"]), given["upstream_model"])

@@ -1,7 +1,8 @@
 """A relay's side of decisions: the requests that ask the owner, each woken by the frame that answers it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import trio
@@ -65,6 +66,10 @@ class Asking:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
+def _ignore(_text: bytes) -> None:
+    """Comment nothing: there is no stream."""
+
+
 class FrameDesk:
     """Asks the owner, and knows the endpoints that it has named."""
 
@@ -93,7 +98,7 @@ class FrameDesk:
     def new_number(self) -> int:
         """Return a number that no request of this relay has."""
         self._last = self._last + 1 if self._last < COPIES - 1 else 1
-        while self._last in self._talk.requests:
+        while not self._talk.requests.keys().isdisjoint((self._last, COPIES | self._last)):
             self._last += 1
         return self._last
 
@@ -108,6 +113,20 @@ class FrameDesk:
         """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked."""
         asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress)
         for frame in self._talk.ask(asked, asked.number, self._now()):
+            self._send(frame)
+        return asking
+
+    def begin_copy(self, number: int, content: Mapping[str, Any], cancel: Callable[[], None]) -> Asking | None:
+        """Ask for a copy of this request, and return where the answer arrives; `end` must follow.
+
+        None if there is no owner that knows the request.
+        """
+        frames = self._talk.sends(Note("shadow", number, content), self._now())
+        if not frames:
+            return None
+        copy = COPIES | number
+        asking = self.asking[copy] = Asking(copy, cancel, _ignore)
+        for frame in frames:
             self._send(frame)
         return asking
 

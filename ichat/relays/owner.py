@@ -26,7 +26,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, kill_faulty, start_relay
+from ichat.relays.relay_at_owner import Pulses, RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -36,9 +36,6 @@ from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 1.0
-LATE_S = 1.0
-"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
 """Before a relay that has ended is started again."""
 LIVED_S = 10.0
@@ -67,7 +64,6 @@ class Relays:
         `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
         open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
         """
-        self._has_ledger = marks is not None
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
@@ -87,6 +83,10 @@ class Relays:
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
+        self._pulses = Pulses(
+            lambda: [relay for relay in self.relays.values() if not self.adopting.has(relay)],
+            lambda: self.settings.config.timeouts.relay_silent_s, settles=marks is None,
+        )  # fmt: skip
         self._restarts: dict[int, int] = {}
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
 
@@ -127,7 +127,7 @@ class Relays:
         """
         self._listeners = listeners
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._pulse_forever)
+            nursery.start_soon(self._pulses.send_forever)
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
@@ -137,7 +137,9 @@ class Relays:
                 await self.adopting.collect()
                 task_status.started()
                 await self._opened.wait()
-                places = self._fill_places()
+                places, leaving = places_of(self.relays.values(), self.count, build_id(), self._address)
+                for relay in leaving:
+                    self.retire(relay)
                 for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep, number, places.get(number), keepers)
             nursery.cancel_scope.cancel()
@@ -157,17 +159,6 @@ class Relays:
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
-
-    def _fill_places(self) -> dict[int, RelayAtOwner]:
-        """Return the adopted relays that stay, by their numbers; all others retire."""
-        places = places_of(self.relays.values(), self.count, build_id(), self._address)
-        for number, relay in places.items():
-            relay.number = number
-        staying = {relay.process.pid for relay in places.values()}
-        for pid, relay in self.relays.items():
-            if relay.state == "accepting" and pid not in staying:
-                self.retire(relay)
-        return places
 
     def kill_all(self) -> None:
         """Kill all relays: no next owner will need them."""
@@ -336,31 +327,6 @@ class Relays:
         relay.state, relay.heard_at = "accepting", trio.current_time()
         log.info("relay %d accepts connections (process %d)", relay.number, relay.process.pid)
         self._accepting.set()
-
-    async def _pulse_forever(self) -> None:
-        """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
-        while True:
-            due_at = trio.current_time() + PULSE_S
-            await trio.sleep_until(due_at)
-            now = trio.current_time()
-            relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            if now - due_at > LATE_S:
-                for relay in self.relays.values():
-                    relay.heard_at = now
-            peers = [one for one in relays if one.is_peer(now)] or relays
-            for relay in relays:
-                self._send_pulse(relay, peers)
-            kill_faulty(self.relays.values(), now, self.settings.config.timeouts.relay_silent_s)
-
-    def _send_pulse(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
-        """Send a relay the means of those that accept connections and were heard lately."""
-        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
-        relay.send(Note("pulse", 0, {
-            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
-            "is_fewest": relay.connections <= min(connections),
-        }))  # fmt: skip
-        if not self._has_ledger:
-            relay.settle(relay.talk.counted)
 
     def newest_outcomes(self) -> Marks:
         """Return the number of the newest outcome of each relay that was counted, by the relay's identity."""

@@ -14,20 +14,24 @@ from ichat.observability.request_record import CLIENT_LEFT, ROUTES
 from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
-from ichat.proxy.steps import AttemptStep, Refuse, Step, Wait
+from ichat.proxy.shadow import CopyUnderWay
+from ichat.proxy.steps import AttemptStep, Outcome, Refuse, Step, Wait
 from ichat.relays.adoption import Trying
 from ichat.relays.earlier_outcomes import NO_ASK, record_earlier
 from ichat.relays.earlier_requests import EarlierPlaces, EarlierRequest
-from ichat.relays.endpoint_facts import facts_of
+from ichat.relays.endpoint_facts import facts_of, step_with_keys
 from ichat.relays.gaps import add_gaps
+from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
 from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
     COPIES,
+    DISCARDS,
     HEAD_ONLY,
     HIDES_KEYS,
     HURRIES,
+    IS_COPIED,
     MAY_STEER,
     TELLS_HEAD,
     Frame,
@@ -45,6 +49,9 @@ from ichat.relays.values import (
 from ichat.routing.endpoint import Endpoint, EndpointFacts
 from ichat.security.rate_limits import NO_RESERVATION
 
+_NO_COPY = Failure(503, "no_copy", "There is no place for this copy.")
+_CANCELLED = Outcome("cancelled")
+
 
 class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
@@ -61,6 +68,8 @@ class OwnerDesk(RelayDesk):
         self._requests: dict[int, RequestAtRelay] = {}
         self._earlier: dict[int, EarlierRequest] = {}
         """The requests that carry out a step of an earlier owner."""
+        self._copies: dict[int, CopyUnderWay] = {}
+        """By the numbers of the copies."""
         self._numbers = itertools.count(1)
         self._named: WeakKeyDictionary[Endpoint, tuple[bytes, EndpointFacts]] = WeakKeyDictionary()
         """The numbers of endpoints that the relay knows, each with the facts that it has got."""
@@ -87,6 +96,8 @@ class OwnerDesk(RelayDesk):
                 self._note_cut(one, was_cancelled=False)
                 self._finish(one, phase)
             self._relay.send(Note("gone", frame.number))
+        elif isinstance(frame, Note) and frame.kind == "shadow":
+            self._begin_copy(frame)
         elif isinstance(frame, Note) and frame.kind == "told":
             self._note_told(frame.content.get("rows"))
         elif isinstance(frame, Note) and frame.kind == "sums":
@@ -138,6 +149,9 @@ class OwnerDesk(RelayDesk):
             phase = one.phase
             one.ended(502, "relay_lost")
             self._finish(one, phase)
+        while self._copies:
+            _, copy = self._copies.popitem()
+            self._context.shadows.end(copy, _CANCELLED, None)
 
     def _ask(self, asked: SentAsk) -> None:
         head, handler = head_of(asked), self._handler
@@ -194,10 +208,13 @@ class OwnerDesk(RelayDesk):
             bits |= HURRIES
         if circuit.failures or circuit.open_until is not None:
             bits |= TELLS_HEAD
+        if desk.is_copied:
+            bits |= IS_COPIED
         one.step, one.was_heard, one.told = step, False, None
         one.attempt += 1
+        sent = step_with_keys(step, desk.endpoint)
         self._relay.send(SentStep(
-            one.asked.number, one.attempt, step, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
+            one.asked.number, one.attempt, sent, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
             settings=self._relay.talk.settings, queued_s=desk.queued_s, ticket=desk.ticket,
         ))  # fmt: skip
 
@@ -210,9 +227,32 @@ class OwnerDesk(RelayDesk):
             self._relay.send(Note("endpoint", 0, {"at": int(name), **facts_of(facts)}))
         return known[0]
 
+    # Copies.
+
+    def _begin_copy(self, frame: Note) -> None:
+        """Find a place for the copy of a request, and send the step, or refuse it."""
+        context, number, one = self._context, COPIES | frame.number, self._requests.get(frame.number)
+        copy = None
+        if one is not None and one.desk.alias is not None:
+            copy = context.shadows.begin(
+                one.desk.alias, whole(frame, "bytes"), one.desk.grant.fairness_key, proof=context.auth.proof,
+                timeouts=context.timeouts, is_busy=frame.content.get("is_busy") is True,
+            )  # fmt: skip
+        if copy is None:
+            self._relay.send(Refused(number, Refuse(_NO_COPY)))
+            return
+        self._copies[number] = copy
+        endpoint, version = copy.lease.endpoint, self._relay.talk.settings
+        name = self._name(endpoint, endpoint.facts)
+        step = step_with_keys(copy.step, endpoint.facts)
+        self._relay.send(SentStep(number, 1, step, name, bits=DISCARDS, settings=version))
+
     # Outcomes, and the end.
 
     def _end_attempt(self, sent: SentOutcome) -> None:
+        if copy := self._copies.pop(sent.number, None):
+            self._context.shadows.end(copy, sent.outcome, sent.usage)
+            return
         one = self._requests.get(sent.number)
         if one is None or one.step is None or one.desk.lease is None:
             self._end_earlier(sent)

@@ -132,8 +132,6 @@ class OwnerTalk:
 
     def _begin(self, sent: SentStep) -> None:
         number = sent.number
-        if number >= COPIES and number not in self.requests:
-            self.requests[number] = RequestThere("asked")
         one = request_in(self.requests, number, "asked")
         if sent.attempt != one.attempt + 1:
             raise TalkError(f"The attempt {sent.attempt} of the request {number} follows the attempt {one.attempt}.")
@@ -179,6 +177,9 @@ class OwnerTalk:
             self.identity = str(frame.content.get("identity", ""))
         elif kind == "shadow":
             request_in(self.requests, frame.number, "trying")
+            if COPIES | frame.number in self.requests or frame.number >= COPIES:
+                raise TalkError(f"The request {frame.number} has a copy, or is a copy.")
+            self.requests[COPIES | frame.number] = RequestThere("asked", has_ask=False)
         elif kind == "added":
             self._count(whole(frame, "seq"))
             for number in numbers_in(frame):

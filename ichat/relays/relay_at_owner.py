@@ -5,13 +5,14 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 import trio
 
 from ichat.config.command_line import own_command
+from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
 from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
@@ -25,12 +26,13 @@ from ichat.supervisor.orphans import AdoptedProcess
 log = logging.getLogger(__name__)
 
 ASKS_MAX = 2_000_000
+PULSE_S = 1.0
+LATE_S = 1.0
+"""If this process itself is later than this by its own clock, no relay is blamed for a silence."""
 START_S = 60.0
 """A relay that does not accept by then is killed."""
 QUIET_S = 2.5
 """After this silence a relay does not count where others share new connections."""
-RELAY_VARIABLE = "ICHAT_RELAY"
-"""In a relay's environment: the state directory of its gateway."""
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
@@ -187,11 +189,49 @@ class RelayAtOwner:
                 self.process.kill()
 
 
-def kill_faulty(relays: Iterable[RelayAtOwner], now: float, silent_s: float) -> None:
-    """Kill the relays that do not read, do not begin, or were silent for this time."""
-    for relay in relays:
-        if why := relay.fault(now, silent_s):
-            relay.kill(why)
+class Pulses:
+    """The pulses of relays that serve, or begin to."""
+
+    def __init__(
+        self, relays: Callable[[], Collection[RelayAtOwner]], silent_s: Callable[[], float], *, settles: bool
+    ) -> None:
+        """`silent_s` returns how long a relay may be silent. With `settles` each pulse settles all outcomes."""
+        self._relays = relays
+        self._silent_s = silent_s
+        self._settles = settles
+
+    def __repr__(self) -> str:
+        return f"<Pulses of {len(self._relays())} relays>"
+
+    async def send_forever(self) -> None:
+        """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""
+        while True:
+            due_at = trio.current_time() + PULSE_S
+            await trio.sleep_until(due_at)
+            now, relays = trio.current_time(), self._relays()
+            if now - due_at > LATE_S:
+                for relay in relays:
+                    relay.heard_at = now
+            self.send_all(now)
+            for relay in relays:
+                if why := relay.fault(now, self._silent_s()):
+                    relay.kill(why)
+
+    def send_all(self, now: float) -> None:
+        """Send each relay the means of those that accept connections and were heard lately."""
+        relays = [one for one in self._relays() if one.state in ("accepting", "retiring")]
+        peers = [one for one in relays if one.is_peer(now)] or relays
+        for relay in relays:
+            self._send(relay, peers)
+
+    def _send(self, relay: RelayAtOwner, peers: Sequence[RelayAtOwner]) -> None:
+        connections, requests = [one.connections for one in peers], sum(one.requests for one in peers)
+        relay.send(Note("pulse", 0, {
+            "connections": sum(connections) / len(peers), "requests": requests / len(peers),
+            "is_fewest": relay.connections <= min(connections),
+        }))  # fmt: skip
+        if self._settles:
+            relay.settle(relay.talk.counted)
 
 
 async def start_relay(

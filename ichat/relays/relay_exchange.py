@@ -16,6 +16,7 @@ from ichat.observability.request_record import RESPONSE_PATH, ROUTES
 from ichat.protocol.messages import DROPPED_HEADER, HOP_HEADER
 from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink, end_cancelled
+from ichat.proxy.copies import copy_of
 from ichat.proxy.engine_control import DropNotices
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import read_model_request
@@ -25,6 +26,7 @@ from ichat.proxy.steps import ANSWERED, NO_EDITS, Outcome
 from ichat.proxy.targets import body_for
 from ichat.proxy.token_usage import ReportedUsage, usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
+from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.gaps import GapsHere
 from ichat.relays.layouts import ENDS
@@ -34,6 +36,7 @@ from ichat.relays.values import (
     COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
+    IS_COPIED,
     MAY_STEER,
     STREAM,
     SUSPECT,
@@ -70,6 +73,7 @@ class RelayParts:
 
     pool: Pool
     desk: FrameDesk
+    copies: CopiesAtRelay
     clock: TrioClock
     settings: RelaySettings
     session_header: bytes = b""
@@ -309,11 +313,12 @@ class RelayExchange:
         added, keepalive = step.request_head, progress.keepalive
         if usage is not None and endpoint.reports_usage:
             added = (*added, usage_wanted(sent.ticket) if sent.ticket else _USAGE_WANTED)
+        grant = Grant(sent.key, "", may_steer, bool(sent.bits & HIDES_KEYS))
         pieces = build_upstream_request(
             request,
             body.data,
             endpoint,
-            grant=Grant(sent.key, "", may_steer, bool(sent.bits & HIDES_KEYS)),
+            grant=grant,
             added=added,
             reads_response=keepalive is not None or endpoint.route is not None,
         )
@@ -321,6 +326,8 @@ class RelayExchange:
         def heard(leg: Leg) -> None:
             if sent.bits & TELLS_HEAD:
                 parts.desk.send(HeadSeen(sent.number, leg.status))
+            if sent.bits & IS_COPIED and leg.status < 400:
+                parts.copies.start(sent.number, copy_of(request, progress.body, grant=grant, is_suspect=guards))
             request.release_body()
             progress.body, progress.prefix_sums = NO_BODY, None
 

@@ -8,8 +8,10 @@ A relay outlives its owner (`owner_link.py`): it goes on accepting, and its stre
 the next owner, within the bounds of `ownerless.py`.
 """
 
+import ctypes
 import logging
 import os
+import resource
 import secrets
 import socket
 import time
@@ -32,6 +34,7 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.planes import is_control, is_for_model
+from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
@@ -48,6 +51,7 @@ log = logging.getLogger(__name__)
 
 LAST_S = 2.0
 """How long clients that follow a log have to get its last lines when the relay ends."""
+_PR_SET_NO_NEW_PRIVS = 38
 _EXEMPT = (b"/v1/logs/", b"/v1/admin/events")
 
 
@@ -114,7 +118,7 @@ class RelayProcess:
         """End in good order when there is no owner for too long."""
         await self._ownerless.wait_until_given_up()
         log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
-        await self._drain(self._note_drained)
+        await self._drain()
 
     async def _obey_signals(self) -> None:
         """Retire at SIGTERM: the owner starts another relay."""
@@ -201,14 +205,13 @@ class RelayProcess:
 
     # Settings.
 
-    def _on_settings(self, frame: Note) -> None:
-        self._offered.offer(frame, self._nursery)
-
     def _on_commit(self, _frame: Note) -> None:
         settings, tls = self._offered.commit()
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
-            self._parts = RelayParts(self._pool, self._desk, clock, settings)
+            copies = CopiesAtRelay(self._nursery, self._pool, self._desk, clock)
+            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
+        self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._ownerless.timeouts = settings.timeouts
         self._cors = cors_of(settings.cors_origins, is_control)
@@ -222,9 +225,6 @@ class RelayProcess:
         else:
             self._door.use_settings(settings.limits, settings.timeouts)
             self._door.use_certificate(tls)
-
-    def _on_forget(self, _frame: Note) -> None:
-        self._offered.forget()
 
     # Accepting, and the end.
 
@@ -261,12 +261,13 @@ class RelayProcess:
             self.send(Note("sums", 0, {"gaps": gaps}))
 
     def _on_drain(self, _frame: Note) -> None:
-        self._nursery.start_soon(self._drain, self._note_drained)
+        self._nursery.start_soon(self._drain)
 
-    async def _drain(self, then: Callable[[], None]) -> None:
+    async def _drain(self) -> None:
+        """Accept nothing, and end the requests under way. The owner learns that; without an owner this relay ends."""
         if self._door is not None:
             await self._door.drain()
-        then()
+        await self._note_drained()
 
     def _on_retire(self, _frame: Note) -> None:
         self._nursery.start_soon(self._retire)
@@ -281,19 +282,19 @@ class RelayProcess:
                 client.cut()
         overdue = partial(self._desk.end_all, errors.draining)
         await door.retire(Retirement(total_s=self._ownerless.timeouts.takeover_s, overdue=overdue))
-        self._note_drained()
+        await self._note_drained()
 
-    def _note_drained(self) -> None:
-        """Report to the owner that no connection is left."""
-        if self._has_drained:
-            return
-        self._has_drained = True
+    async def _note_drained(self) -> None:
+        """Report to the owner that no request is left, or end if there is none."""
+        if self._parts is not None:
+            await self._parts.copies.end()
         if not self._talk.owner_term:
             self._ended.set()
-            return
-        if self._parts is not None:
-            self._send_sums(self._parts)
-        self.send(Note("drained"))
+        elif not self._has_drained:
+            self._has_drained = True
+            if self._parts is not None:
+                self._send_sums(self._parts)
+            self.send(Note("drained"))
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:
@@ -303,8 +304,10 @@ class RelayProcess:
         self._ended.set()
 
     _NOTES: ClassVar[dict[str, Callable[["RelayProcess", Note], None]]] = {
-        "settings": _on_settings, "commit": _on_commit, "forget": _on_forget, "accept": _on_accept, "pulse": _on_pulse,
-        "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry, "end": _on_end,
+        "settings": lambda self, frame: self._offered.offer(frame, self._nursery),
+        "forget": lambda self, _frame: self._offered.forget(), "commit": _on_commit,
+        "accept": _on_accept, "pulse": _on_pulse, "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry,
+        "end": _on_end,
     }  # fmt: skip
 
     # Requests.
@@ -362,6 +365,13 @@ def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
 
 
+def _give_up_rights() -> None:
+    """Dump no memory, and gain no rights by another program. Workers may, and so may their gateway."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
 async def run(descriptors: socket.socket, number: int, directory: str) -> None:
     """Run a relay until its owner ends it, or there is none for too long."""
+    _give_up_rights()
     await RelayProcess(number, directory).run(descriptors)

@@ -59,6 +59,11 @@ class RequestHere:
     is_known: bool = True
     """Whether the owner has its ask: a later owner than that of its step has not."""
 
+    @property
+    def is_copy_waiting(self) -> bool:
+        """Whether it is a copy that no owner has answered yet."""
+        return self.asked is None and self.phase == "asked"
+
 
 class RelayTalk:
     """Checks the frames that a relay sends and receives, and knows the requests between them. Raises TalkError."""
@@ -93,7 +98,7 @@ class RelayTalk:
         """The connection has ended: nothing more arrives from this owner."""
         if self._link is not None:
             self._settings, self._link = self._link.settings, None
-        for number in [number for number, one in self.requests.items() if one.phase == "left"]:
+        for number in [number for number, one in self.requests.items() if one.phase == "left" or one.is_copy_waiting]:
             self._forget(number)
         for one in self.requests.values():
             one.since, one.is_known = now, False
@@ -205,7 +210,10 @@ class RelayTalk:
                     return []
                 one.phase = "left"
             case Note("shadow", number):
-                request_in(self.requests, number, "trying")
+                one = request_in(self.requests, number, "trying")
+                if self._link is None or not one.is_known or one.asked is None or COPIES | number in self.requests:
+                    return []
+                self.requests[COPIES | number] = RequestHere(None, 0, NEVER, "asked")
             case Note("report" | "ready" | "added" | "hello") | SentAsk():
                 raise TalkError(f"A frame `{frame.kind}` has a method of its own.")
             case _:
@@ -228,7 +236,7 @@ class RelayTalk:
         if one.has_left and kind != "left":
             raise TalkError(f"The request {sent.number} has left, and is {kind}.")
         self._seq = sent.seq
-        if sent.usage is not None:
+        if sent.usage is not None and one.asked is not None:
             self._count(step.key, now, 1, sent.usage.total)
         if not sent.outcome.endpoint or sent.model != step.step.model or sent.key != step.key:
             outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
@@ -331,12 +339,9 @@ class RelayTalk:
         return has_effect
 
     def _begin(self, sent: SentStep, now: MonotonicNs) -> bool:
-        number = sent.number
-        if number >= COPIES and number not in self.requests:
-            self.requests[number] = RequestHere(None, 0, NEVER, "asked")
-        one = request_in(self.requests, number, "asked", "left")
+        one = request_in(self.requests, sent.number, "asked", "left")
         one.has_left, one.phase, one.step = one.phase == "left", "trying", sent
-        if sent.attempt == 1:
+        if sent.attempt == 1 and one.asked is not None:
             self._count(sent.key, now, 0, 1)
         return not one.has_left
 
@@ -359,7 +364,9 @@ class RelayTalk:
 
 
 def _sums_of(sent: SentOutcome) -> tuple[int, ...]:
-    """Return the sums of a single outcome; see `AddedUp`."""
+    """Return the sums of a single outcome; see `AddedUp`. A copy of a request does not count."""
+    if sent.number >= COPIES:
+        return (0,) * SUMS
     used, status = sent.usage or UsedTokens(0, 0), sent.outcome.status
     return 1, status >= 400 and sent.outcome.kind != "left", used.input, used.output, used.cached
 

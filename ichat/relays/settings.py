@@ -32,6 +32,7 @@ class RelaySettings:
     log_level: str = "info"
     cors_origins: list[str] = attrs.field(factory=list[str])
     session_header: str = ""
+    shadows_max: int = 0
     overhead_header: bool = True
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -50,6 +51,7 @@ class RelaySettings:
             settings.log_level,
             settings.cors_origins,
             config.routing.session_header.lower(),
+            config.routing.shadows_max,
             settings.overhead_header,
             None if settings.tls_certificate is None else os.path.abspath(settings.tls_certificate),
             None if settings.tls_key is None else os.path.abspath(settings.tls_key),

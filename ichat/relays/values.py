@@ -20,14 +20,15 @@ STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (
 """
 ENDED = 1 << 8
 """Bit of an ask that asks nothing, either: its outcome follows, which no owner has settled."""
-TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, HURRIES = (1 << number for number in range(5))
+TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, HURRIES, IS_COPIED = (1 << number for number in range(6))
 """Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
 
+`IS_COPIED`: the relay sends `shadow` if the response is no error.
 `MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `HURRIES`: the outcome is sent at once, since another
 request may wait for the place.
 """
 COPIES = 1 << 31
-"""Numbers from here on are the owner's, for copies of requests; the relay gives all others."""
+"""Added to the number of a request, it is the number of the request's copy."""
 UNKNOWN = (1 << 32) - 1
 """The size of a body that is not known yet."""
 NOTHING: Mapping[str, Any] = {}

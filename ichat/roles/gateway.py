@@ -29,12 +29,12 @@ import trio
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
-from ichat.config.schema import Config
+from ichat.config.schema import Config, ServerSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
-from ichat.http.listeners import close_all, open_listeners, open_unix_listener, port_of
+from ichat.http.listeners import adopt_listeners, close_all, open_listeners, open_unix_listener, port_of
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
@@ -52,7 +52,8 @@ from ichat.security.addresses import is_loopback
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
-from ichat.supervisor.orphans import KnownPids, become_subreaper, reap_forever
+from ichat.service_manager import Notifier, become_subreaper
+from ichat.supervisor.orphans import KnownPids, reap_forever
 from ichat.supervisor.state import StateDirectory, open_state
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ log = logging.getLogger(__name__)
 CONFIG_FILE = "ichat.toml"
 """The configuration where none is named, if it is in the working directory."""
 DAY_S = 24 * 3600.0
+END_S = 30.0
+"""The time for the rest of the end, after the drain and the end of the workers."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -112,28 +115,32 @@ def parser() -> CommandLineParser:
 
 
 async def run(
-    config: Config, file: ConfigFile | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    config: Config,
+    file: ConfigFile | None = None,
+    *,
+    notifier: Notifier | None = None,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the gateway until a signal stops it; `started` with its port. Raises Exit where it cannot listen.
 
-    `file` has the configuration, and is read again when it changes.
+    `file` has the configuration, and is read again when it changes. `notifier` has started this process.
     """
+    notifier = notifier or Notifier()
     with (
         open_state(config.server_settings, config.logs.directory) as state,
         contextlib.closing(open_tracing()) as tracing,
     ):
         components = build(config, file, state, tracing)
         relays = components.data.relays
-        listeners = [] if relays is None else await relays.find()
-        if not listeners:
-            listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
+        adopted = [] if relays is None else await relays.find()
+        listeners = await _open_listeners(config.server_settings, notifier, adopted)
         inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
             async with trio.open_nursery() as background:
-                await _start_background(background, components, state.log_directory)
+                await _start_background(background, components, state.log_directory, notifier)
                 try:
-                    await _serve_until_told(components, listeners, inner, task_status)
+                    await _serve_until_told(components, listeners, inner, notifier, task_status)
                 finally:
                     close_all(listeners)
                     components.data.context.pool.close_idle()
@@ -141,10 +148,37 @@ async def run(
                 background.cancel_scope.cancel()
 
 
-async def _start_background(nursery: trio.Nursery, components: Components, directory: str) -> None:
+async def _open_listeners(
+    settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]
+) -> list[socket.socket]:
+    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses."""
+    handed = adopt_listeners(notifier.descriptors)
+    if adopted:
+        close_all(handed)  # the same sockets, if they have these addresses
+        return adopted
+    listeners = await open_listeners(settings.host, settings.port, handed)
+    for sock in handed:
+        if sock not in listeners:
+            log.warning(
+                "the service manager's socket %s is not used: it has no address of server_settings.host and port",
+                sock.getsockname(),
+            )
+            sock.close()
+    return listeners
+
+
+async def _report_life_forever(notifier: Notifier) -> None:
+    """Let the service manager know that this loop still runs, twice in the time that it waits for that."""
+    while notifier.watchdog_s:
+        notifier.send("WATCHDOG=1")
+        await trio.sleep(notifier.watchdog_s / 2)
+
+
+async def _start_background(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
     """Start the tasks that the front door and the workers need, and that end after them. `directory` has the logs."""
     control, data, reloader = components.control, components.data, components.reloader
     context, supervisor = data.context, control.supervisor
+    nursery.start_soon(_report_life_forever, notifier)
     nursery.start_soon(data.access.run_forever)
     nursery.start_soon(data.hub.run_forever)
     await nursery.start(context.pool.run_forever)
@@ -161,7 +195,7 @@ async def _start_background(nursery: trio.Nursery, components: Components, direc
     nursery.start_soon(components.events.run_forever)
     nursery.start_soon(retry_forever, context.balancer)
     nursery.start_soon(reloader.watch_forever)
-    nursery.start_soon(reloader.obey_signals_forever)
+    nursery.start_soon(reloader.obey_signals_forever, notifier.reloading)
     nursery.start_soon(components.key_store.expire_forever)
 
 
@@ -169,6 +203,7 @@ async def _serve_until_told(
     components: Components,
     listeners: list[socket.socket],
     inner: list[socket.socket],
+    notifier: Notifier,
     task_status: trio.TaskStatus[int],
 ) -> None:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
@@ -194,8 +229,11 @@ async def _serve_until_told(
                     await relays.open()
                 _announce(components.data.context, listeners, components.reloader.path)
                 _announce_emptiness(components.reloader)
+                notifier.ready()
                 task_status.started(port_of(listeners))
                 await anext(signals)
+                timeouts = components.reloader.config.timeouts
+                notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
                 log.info("stop signal: draining; a second signal stops at once")
                 components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, components)

@@ -256,8 +256,8 @@ def _build_operation(
     if data.relays is not None:
         metrics.others.append(data.relays.families)
     shown = [
-        fleet.table, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
-        control.heartbeats, data.prefix_reports, ledger, overview, events,
+        fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas, key_store,
+        metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(

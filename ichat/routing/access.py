@@ -25,13 +25,15 @@ class Access:
     prefix: bytes
     """The part of the upstream's paths that stands for the gateway's `/v1`."""
     _headers: Headers = attrs.field(repr=False, alias="headers")
+    names: frozenset[bytes] = attrs.field(default=frozenset[bytes](), kw_only=True)
+    """The names of the headers that each request gets; their values may be sent with each request."""
     has_key: bool = attrs.field(init=False)
     """Whether the gateway has a key of its own for the upstream."""
     _left_out: frozenset[bytes] = attrs.field(init=False, repr=False)
     """Headers of the client that its upstream does not get."""
 
     def __attrs_post_init__(self) -> None:
-        own = frozenset(name for name, _ in self._headers)
+        self.names = own = self.names.union(name for name, _ in self._headers)
         self.has_key = not own.isdisjoint(_CREDENTIALS)
         self._left_out = own | _CREDENTIALS if self.has_key else own
 

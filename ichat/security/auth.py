@@ -300,6 +300,8 @@ class Auth:
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Raise ApiError if the caller may not pass: 401 if another key would help, else 403."""
+        if caller.is_managed_worker and rule != "join":
+            raise errors.forbidden("Processes on this socket may only send heartbeats and reports.")
         _CHECKS[rule](self, caller)
 
     def _check_data(self, caller: Caller) -> None:

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, MutableMapping
 
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_USAGE, Exit, forbidden
 
 PREFIX = "sk-ichat-"
 TOKEN_VARIABLE = "ICHAT_JOIN_TOKEN"  # noqa: S105
@@ -48,6 +48,27 @@ def hash_of(key: str) -> str:
 def proof_of(token: bytes) -> bytes:
     """Return a proof of knowledge of the token, which cannot be used in its place (RFC 2104)."""
     return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
+
+
+class Seal:
+    """Signs texts that this process sends to itself: no other process can sign them."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def __repr__(self) -> str:
+        return "<Seal>"
+
+    def sign(self, text: bytes) -> bytes:
+        """Return a text after its signature."""
+        return b"%b %b" % (hmac.new(self._secret, text, hashlib.sha256).hexdigest().encode(), text)
+
+    def verified(self, signed: str) -> str:
+        """Return a text without its signature. Raises ApiError 403 for another's."""
+        _, _, text = signed.partition(" ")
+        if not hmac.compare_digest(self.sign(text.encode("latin-1", "replace")), signed.encode("latin-1", "replace")):
+            raise forbidden("This gateway has not signed the sender of this request.")
+        return text
 
 
 def read_key(variable: str) -> str:

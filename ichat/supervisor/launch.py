@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import ichat
 from ichat.config.command_line import own_command
 from ichat.config.interpreters import find_interpreter
+from ichat.config.process_marks import RELAY_VARIABLE, WORKER_VARIABLE
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.engines.flags import engine_flags
 from ichat.security.keys import TOKEN_FD_VARIABLE, read_key, without_keys
 from ichat.supervisor import processes
-from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 HEAD_BYTES_MORE = 8192
 """The most that the gateway adds to the head of a request."""
@@ -111,7 +111,7 @@ def environment_of(
     `watched` is the descriptor by which the worker sees that its gateway is gone, `token` that of the pipe with its
     token. `mark` says which worker a process belongs to.
     """
-    environment = own_environment(config) | {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
+    environment = own_environment(config) | {"PYTHONUNBUFFERED": "1", WORKER_VARIABLE: mark}
     if watched is not None:
         environment[processes.LAUNCHER_FD] = str(watched)
     if token is not None:
@@ -126,7 +126,7 @@ def environment_of(
 
 def own_environment(config: Config) -> dict[str, str]:
     """Return the environment for a process of iChat, without the keys that the gateway has in its own, or has had."""
-    ours = {processes.LAUNCHER_FD, WORKER_TAG_VAR, *config.security.variables()}
+    ours = {processes.LAUNCHER_FD, WORKER_VARIABLE, RELAY_VARIABLE, *config.security.variables()}
     upstreams = (*config.external_routes, *config.registered_servers)
     ours |= {one.api_key_env for one in upstreams if one.api_key_env is not None}
     environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}

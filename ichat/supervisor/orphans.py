@@ -4,7 +4,6 @@ The gateway is a child subreaper (prctl(2)): a process left by a worker becomes 
 """
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import select
@@ -15,20 +14,12 @@ import attrs
 import psutil
 import trio
 
+from ichat.config.process_marks import WORKER_VARIABLE, mark_of
 from ichat.hardware.machines import KnowsPids
 from ichat.supervisor.processes import is_alive
 
-WORKER_TAG_VAR = "ICHAT_WORKER"
-"""The variable that says which worker a process belongs to, in any session."""
-_PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 2.0
 """How long a child stays a zombie at least before it is reaped: other code may still wait for a new child."""
-
-
-def become_subreaper() -> None:
-    """Have the kernel make this process the parent of orphaned descendants; without effect on older kernels."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @attrs.frozen
@@ -83,13 +74,11 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
     """Return the live processes other than this process with a mark that begins so, each with its mark."""
-    name, found = f"{WORKER_TAG_VAR}=".encode(), list[tuple[psutil.Process, str]]()
+    found = list[tuple[psutil.Process, str]]()
     for pid in set(psutil.pids()) - {os.getpid()}:
-        with contextlib.suppress(OSError, psutil.Error):
-            words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            mark = next((word[len(name) :].decode(errors="replace") for word in words if word.startswith(name)), "")
-            process = psutil.Process(pid)
-            if mark and mark.startswith(beginning) and is_alive(process):
+        mark = mark_of(pid, WORKER_VARIABLE)
+        with contextlib.suppress(psutil.Error):
+            if mark and mark.startswith(beginning) and is_alive(process := psutil.Process(pid)):
                 found.append((process, mark))
     return found
 

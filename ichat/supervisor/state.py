@@ -128,7 +128,7 @@ class StateDirectory:
         return known
 
     def mark_of(self, worker_id: str) -> str:
-        """Return the mark of a worker's processes (`orphans.WORKER_TAG_VAR`); every mark begins with that of ""."""
+        """Return the mark of a worker's processes (`WORKER_VARIABLE`); every mark begins with that of ""."""
         return f"{self.path}:{worker_id}"
 
     def save(self, known: SavedState) -> None:
@@ -160,6 +160,11 @@ def read_saved(path: pathlib.Path) -> tuple[SavedState, str]:
     return (
         (known, "") if known.version == VERSION else (SavedState(), f"it is of version {known.version}, not {VERSION}")
     )
+
+
+def kept_in(saved: SavedState) -> frozenset[str]:
+    """Return the workers that are meant to outlive their gateway."""
+    return frozenset(one.worker_id for one in saved.started if one.spec.get("on_gateway_exit") == "keep")
 
 
 @contextlib.contextmanager

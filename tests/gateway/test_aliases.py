@@ -260,6 +260,7 @@ async def test_a_stream_goes_on_before_its_first_byte_only(routed, connect, auto
     assert not asked(upstreams["b"])
 
 
+@pytest.mark.one_process("looks for bodies in the memory of the process that has them")
 async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
     """A response may take an hour: neither the client's body nor a changed one is kept, whichever model answers."""
     go = trio.Event()

@@ -230,6 +230,19 @@ async def test_a_clients_header_changes_no_identity(gateway_to, connect):
     assert (await client.response(b"GET"))[0] == 401
 
 
+@pytest.mark.parametrize("header", [b"", b"x-ichat-caller: admin here  127.0.0.1 any -\r\n"])
+async def test_a_process_on_the_control_socket_is_a_worker_and_no_operator(gateway_to, tmp_path, header):
+    """It may send heartbeats, whatever it says of itself: it has not the gateway's signature."""
+    await gateway_to({}, f'state_directory = "{tmp_path}/state"\n{ALL}')
+    client = Client(await trio.open_unix_socket(f"{tmp_path}/state/control"))
+    for path in (b"/v1/admin/workers", b"/v1/models"):
+        await client.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (path, header))
+        assert (await client.response(b"GET"))[0] == 403
+    await client.send(b"POST /v1/workers/heartbeat HTTP/1.1\r\nHost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    assert (await client.response())[0] == 400
+    await client.stream.aclose()
+
+
 @pytest.mark.parametrize(
     "path",
     ["/v1/completions", "/v1/admin/workers/launch", "/register", "/v1/load_lora_adapter", "/v1/load_lora_adapter/"],

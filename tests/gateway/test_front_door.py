@@ -24,6 +24,8 @@ from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import Client
 from ichat.http.tls import server_context
 
+pytestmark = pytest.mark.one_process("a front door, without a gateway")
+
 
 class Door:
     """A front door that answers with what it read."""

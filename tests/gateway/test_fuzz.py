@@ -12,6 +12,8 @@ from ichat.http.framing import Chunked, FramingError
 from ichat.http.heads import HeadError, parse_response_head
 from ichat.roles import gateway
 
+pytestmark = pytest.mark.one_process("what both kinds of processes have in common")
+
 INPUTS = 400
 REQUEST = b'POST /v1/completions?mark00000000z HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 

@@ -192,15 +192,16 @@ async def test_a_client_that_hangs_up_closes_its_upstream_in_every_phase(serve, 
     assert "ichat_requests_in_flight 0.0" in metrics
 
 
-async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, connect):
-    """Requests one after another share one upstream connection, whoever asks."""
+async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, connect, relay_count):
+    """Requests one after another share one upstream connection of each process, whoever asks."""
     upstream, port = await serve(hello)
     gateway = await gateway_to({"m": port})
     for _ in range(3):
         client = await connect(gateway)
         for _ in range(3):
             assert (await client.ask())[0] == 200
-    assert (len(upstream.requests), upstream.connections) == (9, 1)
+    assert len(upstream.requests) == 9
+    assert 1 <= upstream.connections <= max(1, relay_count)
 
 
 async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, autojump_clock):

@@ -261,6 +261,7 @@ async def test_requests_at_once_are_bounded_by_key(serve, gateway_to, connect):
     assert (await clients[2].response())[0] == 200
 
 
+@pytest.mark.one_process("each relay has a share of this bound, and more")
 async def test_connections_of_one_address_are_bounded(gateway_to, connect):
     """One address cannot have them all; what is closed makes room; a trusted proxy has those of many."""
     gateway = await gateway_to({}, "[limits]\nconnections_per_address_max = 3\n")

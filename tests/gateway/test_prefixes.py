@@ -483,6 +483,7 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         assert [[one.hex() for one in parse_chain(value).digests] for value in sent] == ([expected] if expected else [])
 
 
+@pytest.mark.one_process("counts the readings of bodies in the process that reads them")
 async def test_a_body_is_read_once_for_all_models_of_a_name(fleet, monkeypatch):
     """The next model gets its own chain, with the members that the name sets, from the sums of the first."""
     made = []

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import trio.testing
 from support.exposition import heartbeat
 from support.peers import SSE_END, SSE_HEAD, event, post_of
@@ -21,6 +22,7 @@ tokens_per_minute = 100000
 MESSAGES = [{"role": "user", "content": "How are you? " * 200}]
 
 
+@pytest.mark.one_process("counts the calls between modules in one process")
 async def test_a_stream_passes_through_few_modules(serve, gateway_to, connect):
     """One streaming chat request of a client with a key, to one of two workers, from its head to its record."""
 

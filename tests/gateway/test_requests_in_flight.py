@@ -138,6 +138,7 @@ async def test_a_stream_ends_with_an_event(site):
     await until(lambda: here.upstream.closed == 1)
 
 
+@pytest.mark.one_process("retires the front door in this process; see test_relays.py for a relay's")
 async def test_streams_of_a_retired_gateway_end_with_an_event(site, monkeypatch, nursery):
     """Once the time of its retirement is over, a stream gets an error as its last event, and no [DONE]."""
     built, build = [], gateway.build

@@ -189,8 +189,8 @@ def test_a_missing_key_is_found_before_anything_starts(monkeypatch, value):
     assert caught.value.code == 64
 
 
-async def test_unsupported_parameters_are_refused_or_dropped(routed, connect, caplog):
-    """Refused by name, or dropped where the route says so; what is not OpenAI's passes; said once in the log."""
+async def test_unsupported_parameters_are_refused_or_dropped(routed, connect, caplog, capfd, relay_count):
+    """Refused by name, or dropped where the route says so; what is not OpenAI's passes; said once by each process."""
     body = b'{"model": "m", "reasoning_effort": "low", "top_k": 3, "n": 1}'
     upstream, port = await routed()
     status, _, answer = await ask(connect, port, body)
@@ -202,9 +202,8 @@ async def test_unsupported_parameters_are_refused_or_dropped(routed, connect, ca
         for _ in range(2):
             assert (await ask(connect, port, body))[0] == 200
     assert [received for _, received in upstream.requests] == [b'{"model": "m", "top_k": 3, "n": 1}'] * 2
-    assert [record.message for record in caplog.records if "drops" in record.message] == [
-        "the external route m drops reasoning_effort (said once)"
-    ]
+    said = (capfd.readouterr().err if relay_count else caplog.text).count("drops reasoning_effort (said once)")
+    assert 1 <= said <= max(1, relay_count)
 
 
 @pytest.mark.parametrize(

@@ -99,13 +99,14 @@ async def test_a_plain_response_reports_usage_in_a_header(site):
 
 
 @pytest.mark.parametrize("trailer", [STREAM, with_trailer(STREAM, b"7,8"), with_trailer(STREAM, b"7,8,-9")])
-async def test_a_stream_without_a_report_is_estimated(site, trailer):
+async def test_a_stream_without_a_report_is_estimated(site, trailer, relay_count):
     """By its pieces, and by the request's length."""
     ask, counts, _ = await site(*(trailer[at : at + 30] for at in range(0, len(trailer), 30)))
     await ask()
     given, made, cached = await counts()
     assert (given, cached) == (len(b'{"model": "m", "stream": true}') // 4, 0)
-    assert 2 <= made <= len(trailer) / 30
+    fewest = 0 if relay_count else 2  # all pieces may reach another process at once, and are few bytes
+    assert fewest <= made <= len(trailer) / 30
 
 
 async def test_reports_that_do_not_arrive_are_logged_once(site, caplog):

@@ -23,6 +23,8 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker_options import read_command_line
 
+pytestmark = pytest.mark.one_process("a worker's process, without a gateway")
+
 
 @pytest.fixture(autouse=True)
 def plugins(monkeypatch):

@@ -14,6 +14,8 @@ from ichat.engines.held_prefixes import HeldPrefixes
 from ichat.errors import EXIT_SOFTWARE, ApiError
 from ichat.protocol.prefixes import SentChain
 
+pytestmark = pytest.mark.one_process("a worker's process, without a gateway")
+
 
 @pytest.fixture(autouse=True)
 def plugins(monkeypatch):

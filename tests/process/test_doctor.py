@@ -28,10 +28,10 @@ from ichat.cli.client import Api
 from ichat.cli.gateway_address import GatewayAddress
 from ichat.cli.screen import Screen
 from ichat.config import load as configuration
+from ichat.config.process_marks import WORKER_VARIABLE
 from ichat.doctor.examination import examine
 from ichat.doctor.findings import Finding, show_report
 from ichat.doctor.workers import find_in_workers, read_worker_facts
-from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 MACHINE = ("This machine", "GPUs")
 """What these groups find depends on where the tests run."""
@@ -478,7 +478,7 @@ async def test_processes_without_a_gateway_are_found(site, tmp_path):
     mark = f"{tmp_path}/state:m-0"
     left = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, WORKER_TAG_VAR: mark},
+        env={**os.environ, WORKER_VARIABLE: mark},
     )  # fmt: skip
     try:
         assert left.stdout is not None

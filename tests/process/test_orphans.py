@@ -8,11 +8,13 @@ import time
 import trio
 from support.programs import LIMIT_S, ROOT
 
-from ichat.supervisor.orphans import WORKER_TAG_VAR, AdoptedProcess, marked, process_identity
+from ichat.config.process_marks import WORKER_VARIABLE
+from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
 
 REAPING = """
 import os, subprocess, sys, types, psutil, trio
-from ichat.supervisor.orphans import become_subreaper, reap_forever
+from ichat.service_manager import become_subreaper
+from ichat.supervisor.orphans import reap_forever
 
 reading, writing = os.pipe()
 LEAVES = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import os; os.read({reading}, 1)'], pass_fds=[{reading}])"
@@ -50,7 +52,7 @@ def test_the_mark_and_the_stamp():
     """A process is found by its mark, told from others by its stamp, and held on to without being its parent."""
     mark = f"/state:{time.time()}"
     process = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, WORKER_TAG_VAR: mark}
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, WORKER_VARIABLE: mark}
     )
     deadline = time.monotonic() + LIMIT_S
     while not [one.pid for one in marked(mark)]:

@@ -190,6 +190,20 @@ def test_relays_end_with_their_gateway(split):
     assert pathlib.Path(ROOT).is_dir()
 
 
+def test_a_relay_has_no_secret_in_its_environment_and_no_rights_to_gain(gateway):
+    """Keys stay with the process that decides. A relay dumps no memory, and gains no rights by another program."""
+    keys = {"ADMIN": "admin-key-0123456789", "THEIRS": "their-key-0123456789", "ICHAT_ANY_KEY": "any-key-0123456789"}
+    text = '[security]\nadmin_key_env = "ADMIN"\n[[external_routes]]\nmodel_name = "m"\n'
+    text += 'api_base = "http://127.0.0.1:1/v1"\napi_key_env = "THEIRS"\n'
+    program = gateway(text, port=free_port(), settings="relays = 2\n", **keys)
+    program.until(lambda: program.text().count("accepts connections") >= 2)
+    for relay in relays_of(program):
+        found = {*relay.environ(), *relay.environ().values()}
+        assert found.isdisjoint({*keys, *keys.values()})
+        assert "NoNewPrivs:\t1" in pathlib.Path(f"/proc/{relay.pid}/status").read_text()
+        assert relay.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+
+
 def test_status_lists_relays(split):
     """Each has its number, its process and its state, and the command shows them."""
     program = split(worker("m"))

@@ -10,9 +10,11 @@ import sys
 import pytest
 from support.programs import LIMIT_S
 
+from ichat.cli import sweep
 from ichat.config.schema import ServerSettings, Timeouts
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.roles import gateway, worker
+from ichat.service_manager import Notifier
 from ichat.supervisor import state
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -43,7 +45,7 @@ def test_systemd_has_nothing_to_say(unit, tmp_path):
     """Every setting is known, and every value is one."""
     program = settings_of(unit)["ExecStart"].split()[0]
     copy = tmp_path / unit.name.replace("@", "@one")
-    copy.write_text(unit.read_text().replace(f"ExecStart={program} ", f"ExecStart={sys.executable} "))
+    copy.write_text(unit.read_text().replace(f"{program} ", f"{sys.executable} "))
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.stdout + done.stderr, done.returncode) == ("", 0)
@@ -85,9 +87,30 @@ def test_units_have_no_setting_that_breaks_the_service(unit):
     """A wrong command line is not tried again, only the first process is told to end, and GPUs and compilers work."""
     settings = settings_of(unit)
     assert settings["RestartPreventExitStatus"] == str(EXIT_USAGE)
-    assert settings["KillMode"] == "mixed"
+    assert settings["KillMode"] == ("process" if unit == GATEWAY else "mixed")
     assert not {"MemoryDenyWriteExecute", "PrivateDevices"} & set(settings)
     assert "AF_UNIX" in settings["RestrictAddressFamilies"].split()
+
+
+def test_relays_outlive_a_gateway_that_crashes():
+    """Nothing that they need is taken from them, the next start is soon, and only an ordered stop ends them."""
+    settings = settings_of(GATEWAY)
+    assert (settings["PrivateTmp"], settings["RemoveIPC"], settings["KillMode"]) == ("no", "no", "process")
+    assert (settings["Restart"], settings["RestartSec"]) == ("on-failure", "200ms")
+    assert settings["StartLimitIntervalSec"] == "0"
+    ignored, pyz, named, *arguments = shlex.split(settings["ExecStopPost"])
+    assert ignored.startswith("-")
+    assert (pathlib.PurePath(pyz).name, named) == ("ichat.pyz", "sweep")
+    assert vars(sweep.parser().parse_args(arguments))["config"] == arguments_of(GATEWAY, "gateway")[-1]
+
+
+def test_the_gateway_reports_to_systemd_as_its_unit_expects():
+    """A report of its life is due several times in the watchdog's time, and its main process alone is heard."""
+    settings = settings_of(GATEWAY)
+    assert (settings["Type"], settings["NotifyAccess"]) == ("notify", "main")
+    notifier = Notifier.taken_from({"WATCHDOG_USEC": str(int(settings["WatchdogSec"]) * 1_000_000)})
+    assert notifier.watchdog_s == 30
+    assert settings["LimitCORE"] == "0"
 
 
 def test_the_state_is_where_systemd_makes_it(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.worker_table import WorkerTable
 from ichat.security.auth import Auth
+from ichat.security.keys import Seal
 from ichat.supervisor.supervisor import Supervisor
 
 VERBS = ("load", "unload", "sleep", "wake")
@@ -58,16 +59,18 @@ def ask(loader):
     """Ask the control plane: `status, answer = await ask("load", {"model": "m"})`."""
     fleet = Fleet({}, lambda: 0.0, 10)
     fleet.managed.expect("m-0", ["m"])
+    seal = Seal()
     parts = {
         WorkerTable: fleet.table,
         Supervisor: types.SimpleNamespace(loader=loader),
         Reloader: types.SimpleNamespace(config=Config()),
         Auth: Auth(Security()),
+        Seal: seal,
     }
     client = make_app(parts).test_client()
 
     async def request(verb, body, query=""):
-        headers = {"x-ichat-caller": "own here  127.0.0.1 any -"}
+        headers = {"x-ichat-caller": seal.sign(b"own here  127.0.0.1 any -").decode()}
         answer = await client.post(f"/v1/admin/models/{verb}{query}", json=body, headers=headers)
         return answer.status_code, await answer.get_json()
 

@@ -10,7 +10,8 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.request_body import FormBody, RequestBody
 from ichat.observability.counts import SERIES_MAX, ShadowCounts
-from ichat.proxy.shadow import Shadows, copy_of, is_copied
+from ichat.proxy.copies import copy_of
+from ichat.proxy.shadow import Shadows, is_copied
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Ready
 from ichat.routing.balancer import Balancer
@@ -27,11 +28,8 @@ def request_of(path=b"/v1/chat/completions", headers=(), body=b'{"model": "a"}')
     return Request(b"POST", path, path, b"1.1", headers, body, b"id", keep_alive=True)
 
 
-def copied(request, names=("model",), timeouts=TIMEOUTS, make=RequestBody):
-    alias = Alias("n", (TargetConfig("a"),), shadow=SHADOW)
-    return copy_of(
-        request, make(request.body, names), alias, grant=GRANT, is_suspect=False, proof=b"", timeouts=timeouts
-    )
+def copied(request, names=("model",), make=RequestBody):
+    return copy_of(request, make(request.body, names), grant=GRANT, is_suspect=False)
 
 
 class Site:
@@ -42,6 +40,10 @@ class Site:
         self.counts = ShadowCounts()
         balancer = Balancer(lambda _: Ready([self.endpoint]), trio.current_time, Routing())
         self.shadows = Shadows(balancer, Pool(hub, connect_s=5, idle_s=5), self.counts, 16)
+
+    def start(self, timeouts=TIMEOUTS, **given):
+        alias = Alias("n", (TargetConfig("a"),), shadow=SHADOW)
+        self.shadows.start(copied(request_of(**given)), alias, proof=b"", timeouts=timeouts)
 
     @property
     def results(self):
@@ -115,7 +117,7 @@ async def test_a_shutdown_ends_copies_at_once(silent_site):
     """Their places are free, their connections closed, and no more are begun."""
     site = silent_site
     for _ in range(3):
-        site.shadows.start(copied(request_of()))
+        site.start()
     with trio.fail_after(30):
         while len(site.upstream.requests) < 3:
             await trio.sleep(0.005)
@@ -123,14 +125,14 @@ async def test_a_shutdown_ends_copies_at_once(silent_site):
     site.shadows.stop()
     await site.until({"cancelled": 3})
     assert site.endpoint.in_flight == 0
-    site.shadows.start(copied(request_of()))
+    site.start()
     assert site.results == {"cancelled": 3, "draining": 1}
     assert repr(site.shadows) == "<Shadows 0 under way>"
 
 
 async def test_a_silent_shadow_is_given_up(silent_site):
     """After the time that any upstream has for its first byte."""
-    silent_site.shadows.start(copied(request_of(), timeouts=Timeouts(first_byte_s=0.05)))
+    silent_site.start(Timeouts(first_byte_s=0.05))
     await silent_site.until({"timeout": 1})
     assert silent_site.endpoint.in_flight == 0
 
@@ -139,13 +141,13 @@ async def test_a_reload_changes_how_many_there_may_be(silent_site):
     """From the next one on."""
     silent_site.shadows.reconfigure(Config(routing=Routing(shadows_max=1)))
     for _ in range(3):
-        silent_site.shadows.start(copied(request_of()))
+        silent_site.start()
     assert silent_site.results == {"busy": 2}
 
 
 async def test_an_unreadable_body_has_no_copy_and_no_error(silent_site):
     """The original's endpoint may have accepted it all the same."""
-    silent_site.shadows.start(copied(request_of(body=b"no object")))
+    silent_site.start(body=b"no object")
     await silent_site.until({"bad_request": 1})
     assert silent_site.endpoint.in_flight == 0
 

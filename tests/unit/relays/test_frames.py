@@ -54,7 +54,7 @@ methods = st.sampled_from((b"GET", b"POST", b"PURGE"))
 paths = st.sampled_from((b"/v1/completions", b"/v1/responses/resp_1", b"/\xff?q"))
 asks = st.builds(
     SentAsk, u32, times, texts, texts, paths, methods, texts, data, data, data, bits, u8, u32, u32, u32,
-    st.lists(u32, max_size=94).map(tuple), rows(texts, data), headers, texts, rows(texts, texts, texts),
+    st.lists(u32, max_size=94).map(tuple), rows(texts, data), headers, texts, rows(texts, texts, texts), seconds,
 )  # fmt: skip
 edits = st.builds(BodyEdits, texts, rows(texts, data), st.lists(texts, max_size=2).map(tuple))
 rejects = st.sampled_from(((), ("429",), ("5xx",), ("429", "5xx")))
