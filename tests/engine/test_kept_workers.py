@@ -5,7 +5,7 @@ import json
 import pytest
 from support.real_engines import ENGINES, MESSAGES, send
 
-TOKENS = 900
+TOKENS = 300
 BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 
 
