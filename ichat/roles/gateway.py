@@ -219,7 +219,12 @@ async def _serve_until_told(
                     doors.start_soon(timers.run_forever)
                     places = EarlierPlaces(components.data.context, components.control.fleet.table)
                     relays.desk_of = partial(
-                        OwnerDesk, handler=components.data.handler, timers=timers, clock=_clock(), places=places
+                        OwnerDesk,
+                        handler=components.data.handler,
+                        timers=timers,
+                        clock=_clock(),
+                        places=places,
+                        decisions=relays.figures.decisions,
                     )
                     await doors.start(relays.run, listeners)
                 await _restore_windows(components.control, relays)

@@ -245,7 +245,7 @@ def _build_operation(
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
-        list if data.relays is None else data.relays.views,
+        list if data.relays is None else data.relays.figures.views,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
@@ -254,7 +254,7 @@ def _build_operation(
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, reloader.families))
     if data.relays is not None:
-        metrics.others.append(data.relays.families)
+        metrics.others.append(data.relays.figures.families)
     shown = [
         fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas, key_store,
         metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,

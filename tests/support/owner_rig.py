@@ -12,7 +12,9 @@ import trio
 
 from ichat.config import load as configuration
 from ichat.http.listeners import open_unix_listener
+from ichat.observability.prometheus_families import Histogram
 from ichat.observability.tracing import open_tracing
+from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.link import hello
 from ichat.relays.owner_desk import OwnerDesk
 from ichat.relays.owner_talk import OwnerTalk
@@ -82,7 +84,9 @@ class Owner:
         self._clock = TrioClock.read(trio.current_time(), time.monotonic_ns())
 
     def desk_of(self, relay):
-        return OwnerDesk(relay, self.components.data.handler, self._timers, self._clock)
+        places = EarlierPlaces(self.components.data.context, self.components.control.fleet.table)
+        handler, decisions = self.components.data.handler, Histogram(())
+        return OwnerDesk(relay, handler, self._timers, self._clock, places, decisions=decisions)
 
     def connect(self):
         """Return a relay, and the other end of its socket for frames."""
