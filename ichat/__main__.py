@@ -26,6 +26,7 @@ NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), 
 LAUNCHER_GRACE_S = 8.0
 """Seconds after its launcher's end until a worker that has not ended by itself is killed with its children."""
 KILL_S = 1.0
+PR_SET_NO_NEW_PRIVS = 38
 GARBAGE_OBJECTS = 10_000
 """How many new objects make this process look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
 GARBAGE_ROUNDS = 50
@@ -244,8 +245,18 @@ def _relay(argv: list[str]) -> int:
     from ichat.relays import relay_process
 
     _prepare(options.log_level, sys.stderr, options.log_format, f"relay {options.number}: ")
+    _give_up_rights()
     trio.run(relay_process.run, descriptors, int(options.number), options.state)
     return 0
+
+
+def _give_up_rights() -> None:
+    """Dump no memory, and gain no rights by another program. Workers may, and so may their gateway."""
+    import ctypes
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _worker(argv: list[str]) -> int:

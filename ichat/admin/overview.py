@@ -16,7 +16,7 @@ from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.requests_in_flight import RequestsInFlight
-from ichat.relays.relay_at_owner import RelayView
+from ichat.relays.figures import RelayView
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from ichat.fleet.worker_record import State
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
 from ichat.protocol.messages import Count
-from ichat.relays.relay_at_owner import RelayView
+from ichat.relays.figures import RelayView
 from ichat.supervisor.engine_flags import InstalledEngine
 from ichat.supervisor.reload_plan import ReloadStep
 

@@ -130,7 +130,8 @@ def show_troubles(screen: Screen, troubles: Sequence[str]) -> None:
 def _relay(relay: Json) -> str:
     """Return a process that moves bytes, in words."""
     number, pid, state = relay.get("number"), relay.get("pid"), relay.get("state")
-    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections"
+    memory = size(relay.get("rss_bytes"))
+    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections, {memory}"
 
 
 def show_status(screen: Screen, status: Json) -> None:

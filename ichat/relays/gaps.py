@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
-from ichat.relays.values import TalkError
+from ichat.relays.values import Note, TalkError
 
 
 class GapsHere:
@@ -20,6 +20,11 @@ class GapsHere:
     def of(self, model: str) -> ChunkGapHistogram:
         """Return the histogram of a model: streams may count there for as long as they last."""
         return self._of_models[model]
+
+    def note(self) -> Note | None:
+        """Return the frame for the owner; None if nothing was counted."""
+        found = self.report()
+        return Note("sums", 0, {"gaps": found}) if found else None
 
     def report(self) -> dict[str, list[list[float]]]:
         """Return the counts that are not 0, each with its index, by models; all are 0 afterwards."""

@@ -8,31 +8,27 @@ Relays outlive this process. The next owner finds them by their sockets (`found_
 (`adopting.py`), and answers their requests then.
 """
 
-import collections
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import trio
-from prometheus_client import Metric
 
 from ichat.config.schema import Config
 from ichat.http.hub import Hub
 from ichat.http.listeners import address_name
-from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
+from ichat.relays.figures import RelayFigures
 from ichat.relays.link import hello
 from ichat.relays.relay_at_owner import (
     LATE_S,
     PULSE_S,
     RelayAtOwner,
     RelayDesk,
-    RelayState,
-    RelayView,
     kill_faulty,
     send_pulses,
     start_relay,
@@ -96,7 +92,7 @@ class Relays:
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
         self.settings = SettingsInForce(config, self.count, self.relays)
-        self._restarts: dict[int, int] = {}
+        self.figures = RelayFigures(self.relays)
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
 
     def __repr__(self) -> str:
@@ -106,19 +102,6 @@ class Relays:
     def pids(self) -> Mapping[int, str]:
         """The processes, which this object waits for, with their names."""
         return {pid: f"relay {relay.number}" for pid, relay in self.relays.items()}
-
-    def views(self) -> list[RelayView]:
-        """Return the facts that operators see of each relay."""
-        now = trio.current_time()
-        shown = sorted(self.relays.values(), key=lambda relay: (relay.number, relay.since))
-        return [relay.view(now, self._restarts.get(relay.number, 0)) for relay in shown]
-
-    def families(self) -> Iterator[Metric]:
-        """Return the families for Prometheus."""
-        states = collections.Counter(dict.fromkeys(get_args(RelayState), 0))
-        states.update(relay.state for relay in self.relays.values())
-        yield family("ichat_relays", states)
-        yield family("ichat_relay_restarts", sum(self._restarts.values()))
 
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
@@ -199,7 +182,7 @@ class Relays:
             else:
                 await relay.leaves_place.wait()
                 if relay.state == "retiring":
-                    self._restarts[number] = self._restarts.get(number, 0) + 1
+                    self.figures.note_restart(number)
                     relay = None
                     continue
             relay = None
@@ -210,7 +193,7 @@ class Relays:
             with trio.move_on_after(pause_s):
                 await self._end.wait()
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
-            self._restarts[number] = self._restarts.get(number, 0) + 1
+            self.figures.note_restart(number)
 
     async def _start(self, number: int) -> RelayAtOwner:
         """Start a process, and the talk with it. Raises OSError."""
@@ -253,6 +236,7 @@ class Relays:
         has_retired = relay.state == "retiring" and relay.drained.is_set()
         relay.close()
         del self.relays[relay.process.pid]
+        self.figures.note_end(relay)
         self.settings.answered()
         self.adopting.end(relay)
         relay.desk.end()
@@ -291,15 +275,8 @@ class Relays:
     def retire(self, relay: RelayAtOwner) -> None:
         """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
         relay.send(Note("retire"))
-        self._replace(relay)
-
-    def _replace(self, relay: RelayAtOwner) -> None:
-        """Start another relay, since this relay retires."""
-        if relay.state == "accepting":
-            log.info("relay %d (process %d) retires, and is replaced", relay.number, relay.process.pid)
-            relay.state = "retiring"
-            relay.leaves_place.set()
-            self.settings.answered()
+        relay.note_leaving("retiring")
+        self.settings.answered()
 
     async def drain(self) -> None:
         """Have all relays accept nothing new, and wait until they have no request left."""
@@ -349,22 +326,14 @@ class Relays:
             case Note("record"):
                 self._recorded(frame)
             case Note("drained" | "retiring"):
-                self._note_leaving(relay, frame.kind)
+                relay.note_leaving(frame.kind)
+                self.settings.answered()
             case Note("hello" | "report"):
                 pass
             case _ if has_effect:
                 relay.desk.receives(frame)
             case _:
                 pass
-
-    def _note_leaving(self, relay: RelayAtOwner, kind: str) -> None:
-        """Note that a relay retires by itself, or has no connection left; end it then, if it retires."""
-        if kind == "retiring":
-            self._replace(relay)
-            return
-        relay.drained.set()
-        if relay.state == "retiring":
-            relay.send(Note("end"))
 
     def _accept(self, relay: RelayAtOwner) -> None:
         """Have a relay accept connections."""

@@ -1,6 +1,7 @@
 """The owner's side of decisions: the requests at a relay, decided as those of this process are."""
 
 import itertools
+import time
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead
+from ichat.observability.prometheus_families import Histogram
 from ichat.observability.request_record import CLIENT_LEFT, ROUTES
 from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.handler import Gateway
@@ -60,9 +62,18 @@ class OwnerDesk(RelayDesk):
     """Decides on the requests of a relay."""
 
     def __init__(
-        self, relay: RelayAtOwner, handler: Gateway, timers: Timers, clock: TrioClock, places: EarlierPlaces
+        self,
+        relay: RelayAtOwner,
+        handler: Gateway,
+        timers: Timers,
+        clock: TrioClock,
+        places: EarlierPlaces,
+        *,
+        decisions: Histogram,
     ) -> None:
+        """`decisions` counts the seconds until the first answer to each request."""
         self._relay = relay
+        self._decisions = decisions
         self._handler = handler
         self._context = handler.context
         self._timers = timers
@@ -87,7 +98,9 @@ class OwnerDesk(RelayDesk):
     def receives(self, frame: Frame) -> None:
         """Called with each frame about a request. Raises TalkError."""
         if isinstance(frame, SentAsk):
+            began_at = time.perf_counter()
             self._ask(frame)
+            self._decisions.add(time.perf_counter() - began_at)
         elif isinstance(frame, SentOutcome):
             self._end_attempt(frame)
         elif isinstance(frame, HeadSeen):

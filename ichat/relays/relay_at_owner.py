@@ -8,13 +8,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import attrs
 import trio
 
 from ichat.config.command_line import own_command
 from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
-from ichat.protocol.messages import Count
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
@@ -36,21 +34,6 @@ QUIET_S = 2.5
 
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
-
-
-@attrs.frozen
-class RelayView:
-    """A process that moves bytes for this gateway."""
-
-    number: Count
-    pid: Count
-    state: RelayState
-    connections: Count
-    requests: Count
-    """In flight."""
-    age_s: float
-    restarts: Count
-    """How often a relay of this number has ended, and was started again."""
 
 
 class RelayDesk:
@@ -82,7 +65,7 @@ class RelayAtOwner:
         self.wire: FrameWire | None = None
         self.desk = RelayDesk()
         self.state: RelayState = "starting"
-        self.connections = self.requests = 0
+        self.connections = self.requests = self.cpu_ms = self.rss_bytes = 0
         self.since = self.heard_at = now
         self.build = ""
         """The digest of its program; see `build_id`."""
@@ -113,13 +96,18 @@ class RelayAtOwner:
         """Note a sign of its life. Raises TalkError."""
         self.heard_at = trio.current_time()
         self.connections, self.requests = whole(frame, "connections"), whole(frame, "requests")
+        self.cpu_ms, self.rss_bytes = whole(frame, "cpu_ms"), whole(frame, "rss")
 
-    def view(self, now: float, restarts: int) -> RelayView:
-        """Return the facts that operators see."""
-        return RelayView(
-            self.number, self.process.pid, self.state, self.connections, self.requests, round(now - self.since, 3),
-            restarts,
-        )  # fmt: skip
+    def note_leaving(self, kind: str) -> None:
+        """Note that it retires, so that another relay is started, or has no connection left: then it ends, too."""
+        if kind == "drained":
+            self.drained.set()
+            if self.state == "retiring":
+                self.send(Note("end"))
+        elif self.state == "accepting":
+            log.info("relay %d (process %d) retires, and is replaced", self.number, self.process.pid)
+            self.state = "retiring"
+            self.leaves_place.set()
 
     def settle(self, seq: int) -> None:
         """Have the relay forget its outcomes up to a number: no later owner needs them."""

@@ -8,10 +8,8 @@ A relay outlives its owner (`owner_link.py`): it goes on accepting, and its stre
 the next owner, within the bounds of `ownerless.py`.
 """
 
-import ctypes
 import logging
 import os
-import resource
 import secrets
 import socket
 import time
@@ -52,7 +50,7 @@ log = logging.getLogger(__name__)
 
 LAST_S = 2.0
 """How long clients that follow a log have to get its last lines when the relay ends."""
-_PR_SET_NO_NEW_PRIVS = 38
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _EXEMPT = (b"/v1/logs/", b"/v1/admin/events")
 
 
@@ -250,18 +248,15 @@ class RelayProcess:
     def _send_pulse(self) -> None:
         assert self._door is not None
         self._requests = sum(not client.idle for client in self._door.clients)
-        self.send(Note("pulse", 0, {"connections": self._door.counts.total, "requests": self._requests}))
+        self.send(Note("pulse", 0, {
+            "connections": self._door.counts.total, "requests": self._requests,
+            "cpu_ms": time.process_time_ns() // 1_000_000, "rss": _own_rss(),
+        }))  # fmt: skip
         if self._parts is None:
             return
-        self._send_sums(self._parts)
-        told = self._desk.told(self._parts.clock)
-        if told is not None:
-            self.send(told)
-
-    def _send_sums(self, parts: RelayParts) -> None:
-        gaps = parts.gaps.report()
-        if gaps:
-            self.send(Note("sums", 0, {"gaps": gaps}))
+        for note in (self._parts.gaps.note(), self._desk.told(self._parts.clock)):
+            if note is not None:
+                self.send(note)
 
     def _on_drain(self, _frame: Note) -> None:
         self._nursery.start_soon(self._drain)
@@ -295,8 +290,9 @@ class RelayProcess:
             self._ended.set()
         elif not self._has_drained:
             self._has_drained = True
-            if self._parts is not None:
-                self._send_sums(self._parts)
+            sums = None if self._parts is None else self._parts.gaps.note()
+            if sums is not None:
+                self.send(sums)
             self.send(Note("drained"))
 
     def _on_hurry(self, _frame: Note) -> None:
@@ -374,13 +370,12 @@ def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
 
 
-def _give_up_rights() -> None:
-    """Dump no memory, and gain no rights by another program. Workers may, and so may their gateway."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+def _own_rss() -> int:
+    """Return the memory of this process in bytes."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
 
 
 async def run(descriptors: socket.socket, number: int, directory: str) -> None:
     """Run a relay until its owner ends it, or there is none for too long."""
-    _give_up_rights()
     await RelayProcess(number, directory).run(descriptors)

@@ -210,20 +210,19 @@ class RelayTalk:
                     return []
                 one.phase = "left"
             case Note("shadow", number):
-                return self._out(frame) if self._begin_copy(number) else []
+                return self._begin_copy(frame, number)
             case Note("report" | "ready" | "added" | "hello") | SentAsk():
                 raise TalkError(f"A frame `{frame.kind}` has a method of its own.")
             case _:
                 pass
         return self._out(frame)
 
-    def _begin_copy(self, number: int) -> bool:
-        """Note that a copy of a request is asked for; return whether the owner knows the request."""
-        one = request_in(self.requests, number, "trying")
-        is_known = self._link is not None and one.is_known
-        if is_known:
-            self.requests[COPIES | number] = RequestHere(None, 0, NEVER, "asked")
-        return is_known
+    def _begin_copy(self, shadow: Note, number: int) -> list[Frame]:
+        """Note that a copy of a request is asked for, if the owner knows the request."""
+        if not request_in(self.requests, number, "trying").is_known or self._link is None:
+            return []
+        self.requests[COPIES | number] = RequestHere(None, 0, NEVER, "asked")
+        return self._out(shadow)
 
     def _out(self, frame: Frame) -> list[Frame]:
         if self._link is None:
@@ -311,11 +310,8 @@ class RelayTalk:
 
     def _drop_old(self, now: MonotonicNs) -> None:
         """Drop the sums of the seconds before the last minute: the oldest are first."""
-        while self._recent:
-            oldest = next(iter(self._recent))
-            if oldest[0] > now // _S - RECENT_S:
-                return
-            del self._recent[oldest]
+        while self._recent and next(iter(self._recent))[0] <= now // _S - RECENT_S:
+            del self._recent[next(iter(self._recent))]
 
     # Frames from the owner.
 

@@ -235,7 +235,9 @@ def begin_desks(nursery: trio.Nursery, relays: Relays, handler: Gateway, table: 
     timers, clock = Timers(), TrioClock.read(trio.current_time(), time.monotonic_ns())
     nursery.start_soon(timers.run_forever)
     places = EarlierPlaces(handler.context, table)
-    relays.desk_of = functools.partial(OwnerDesk, handler=handler, timers=timers, clock=clock, places=places)
+    relays.desk_of = functools.partial(
+        OwnerDesk, handler=handler, timers=timers, clock=clock, places=places, decisions=relays.figures.decisions
+    )
 
 
 def inner_door(components: Components) -> FrontDoor[Caller]:
@@ -282,7 +284,7 @@ def _build_operation(
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
-        list if data.relays is None else data.relays.views,
+        list if data.relays is None else data.relays.figures.views,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
@@ -291,7 +293,7 @@ def _build_operation(
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, reloader.families))
     if data.relays is not None:
-        metrics.others.append(data.relays.families)
+        metrics.others.append(data.relays.figures.families)
     calls = ControlCalls()
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import psutil
 import pytest
@@ -51,6 +52,18 @@ def ended(connection):
     with connection.getresponse() as response:
         response.read()
         return response.status, response.getheader("connection") == "close"
+
+
+def metrics_of(program):
+    """Return what Prometheus would get."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{program.port}/metrics", timeout=LIMIT_S) as answer:
+        return answer.read().decode()
+
+
+def decisions_of(program):
+    """Return how many first answers to requests were counted."""
+    (line,) = [one for one in metrics_of(program).splitlines() if one.startswith("ichat_decision_seconds_count")]
+    return float(line.split()[1])
 
 
 @pytest.fixture
@@ -210,6 +223,15 @@ def test_status_lists_relays(split):
     shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
     assert [(one["number"], one["state"]) for one in shown] == [(1, "accepting"), (2, "accepting")]
     assert {one["pid"] for one in shown} == {process.pid for process in relays_of(program)}
+    program.until(lambda: "ichat_relay_cpu_seconds_total" in metrics_of(program))
+    text = metrics_of(program)
+    assert 'ichat_relays{state="accepting"} 2.0' in text
+    assert "ichat_relay_restarts_total 0.0" in text
+    before = decisions_of(program)
+    assert program.ask("/v1/chat/completions", {"model": "unknown"})[0] == 404
+    assert decisions_of(program) == before + 1
+    shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
+    assert all(one["cpu_s"] > 0 and one["rss_bytes"] > 1_000_000 for one in shown)
 
 
 def test_a_reload_changes_all_relays_or_none(split, tmp_path):

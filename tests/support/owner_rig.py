@@ -12,6 +12,7 @@ import trio
 
 from ichat.config import load as configuration
 from ichat.http.listeners import open_unix_listener
+from ichat.observability.prometheus_families import Histogram
 from ichat.observability.tracing import open_tracing
 from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.link import hello
@@ -90,8 +91,8 @@ class Owner:
         self._clock = TrioClock.read(trio.current_time(), time.monotonic_ns())
 
     def desk_of(self, relay):
-        data = self.components.data
-        return OwnerDesk(relay, data.handler, self._timers, self._clock, self._places)
+        data, decisions = self.components.data, Histogram(())
+        return OwnerDesk(relay, data.handler, self._timers, self._clock, self._places, decisions=decisions)
 
     def connect(self):
         """Return a relay, and the other end of its socket for frames."""
