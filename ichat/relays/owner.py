@@ -14,7 +14,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from functools import partial
+from typing import get_args
 
 import trio
 from prometheus_client import Metric
@@ -26,7 +27,7 @@ from ichat.observability.prometheus_families import family
 from ichat.observability.usage.rows import Marks
 from ichat.relays.adopting import Adopting, places_of
 from ichat.relays.link import hello
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, start_relay
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk, RelayState, RelayView, pass_on_to, start_relay
 from ichat.relays.relay_sockets import build_id
 from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
@@ -75,11 +76,10 @@ class Relays:
         self.term = term
         self._recorded = recorded
         self._kept = kept
-        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
-        self._is_ending = self._is_frozen = False
+        self._is_ending = False
         self._scope = trio.CancelScope()
         """Of `run`."""
         self._end = trio.Event()
@@ -89,6 +89,7 @@ class Relays:
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
+        kept.changed.add(partial(pass_on_to, self.relays))
         self.settings = SettingsInForce(config, self.count, self.relays)
         self._restarts: dict[int, int] = {}
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
@@ -129,16 +130,13 @@ class Relays:
         Requests are answered from `open` on.
         """
         self._listeners = listeners
-        with self._scope:
-            await self._run(task_status)
-
-    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
             nursery.start_soon(self._pulse_forever)
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
-                    self._pass_all(relay)
+                    relay.pass_all(self._kept)
                     keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
@@ -164,13 +162,6 @@ class Relays:
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
-
-    async def open_to_end(self) -> None:
-        """Answer the requests of adopted relays, none of which stays, and return when they have ended."""
-        self._accepting.set()
-        await self.open()
-        for relay in [*self.relays.values()]:
-            await relay.gone.wait()
 
     def _fill_places(self) -> dict[int, RelayAtOwner]:
         """Return the adopted relays that stay, by their numbers; all others retire."""
@@ -223,7 +214,7 @@ class Relays:
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
         relay.hand_over("listen", self._listeners, self._address)
-        self._pass_all(relay)
+        relay.pass_all(self._kept)
         self._begin_talk(relay, frames)
         return relay
 
@@ -245,16 +236,6 @@ class Relays:
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
 
-    def _pass_all(self, relay: RelayAtOwner) -> None:
-        """Have a relay hold open everything that others do; it may have some of that already."""
-        for message, descriptors in self._kept.messages():
-            relay.pass_on(message, descriptors)
-
-    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Have all relays hold descriptors open, or close them."""
-        for relay in self.relays.values():
-            relay.pass_on(message, descriptors)
-
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
@@ -270,23 +251,6 @@ class Relays:
             code = relay.process.returncode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
-
-    # A takeover by another process.
-
-    def freeze(self) -> None:
-        """Read no frame from now on: asks and outcomes wait in the sockets."""
-        self._is_frozen = True
-        for relay in self.relays.values():
-            if relay.wire is not None:
-                relay.wire.pause()
-
-    def thaw(self) -> None:
-        """Read again."""
-        self._is_frozen = False
-        for relay in self.relays.values():
-            relay.heard_at = trio.current_time()
-            if relay.wire is not None:
-                relay.wire.resume()
 
     def hand_over(self) -> None:
         """Leave all relays to the next owner."""
@@ -388,7 +352,7 @@ class Relays:
             await trio.sleep_until(due_at)
             now = trio.current_time()
             relays = [one for one in self.relays.values() if one.state in ("accepting", "retiring")]
-            if now - due_at > LATE_S or self._is_frozen:
+            if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
             peers = [one for one in relays if one.is_peer(now)] or relays

@@ -20,6 +20,7 @@ from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
 from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
+from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import own_environment
 from ichat.supervisor.orphans import AdoptedProcess
 
@@ -154,6 +155,22 @@ class RelayAtOwner:
         """Send the relay descriptors, which stay open here. Raises OSError."""
         send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
 
+    def pause(self) -> None:
+        """Read no frame until `go_on`: asks and outcomes wait in the socket."""
+        if self.wire is not None:
+            self.wire.pause()
+
+    def go_on(self, now: float) -> None:
+        """Read again."""
+        self.heard_at = now
+        if self.wire is not None:
+            self.wire.resume()
+
+    def pass_all(self, kept: KeptDescriptors) -> None:
+        """Have the relay hold open everything that others do; it may have some of that already."""
+        for message, descriptors in kept.messages():
+            self.pass_on(message, descriptors)
+
     def pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Send the relay descriptors, which stay open here, to hold open for workers; kill a relay that does not read.
 
@@ -210,3 +227,9 @@ async def start_relay(
             relay.hand_over("frames", [their_frames])
             undo.pop_all()
     return relay, frames
+
+
+def pass_on_to(relays: Mapping[int, RelayAtOwner], message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Have all relays hold descriptors open, or close them."""
+    for relay in relays.values():
+        relay.pass_on(message, descriptors)
