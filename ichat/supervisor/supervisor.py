@@ -19,7 +19,6 @@ from ichat.fleet.worker_calls import request_heartbeats
 from ichat.fleet.worker_record import HEALTHY
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
-from ichat.listeners import Gate
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
@@ -71,11 +70,9 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus, kept=kept)
-        gate = Gate()
-        self._memory = WorkerMemory(state, fleet, self._workers, self._token, gate=gate, remember_s=remember_s)
-        remember = self._memory.save_soon
+        self._memory = memory = WorkerMemory(state, fleet, self._workers, self._token, remember_s=remember_s)
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, host, remember, gate=gate
+            config, fleet.table, fleet.directory, fleet.managed, host, memory.save_soon, gate=memory.gate
         )
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)

@@ -1,4 +1,4 @@
-"""What a gateway logs when it has begun: where it listens, and which settings let strangers in.
+"""How a gateway begins to listen, and what it logs then: where it listens, and which settings let strangers in.
 
 The link to the console has the gateway's secret, so only a terminal gets the link.
 A log gets a command that prints it.
@@ -12,11 +12,30 @@ import sys
 
 from ichat.admin.reload import Reloader
 from ichat.config.own_secret import GATEWAY, console_link, local_url
-from ichat.http.listeners import port_of
+from ichat.config.schema import ServerSettings
+from ichat.http.listeners import adopt_listeners, close_all, open_listeners, port_of
 from ichat.proxy.context import GatewayContext
 from ichat.security.addresses import is_loopback
+from ichat.service_manager import Notifier
 
 log = logging.getLogger(__name__)
+
+
+async def listen(settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]) -> list[socket.socket]:
+    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses."""
+    handed = adopt_listeners(notifier.descriptors)
+    if adopted:
+        close_all(handed)  # the same sockets, if they have these addresses
+        return adopted
+    listeners = await open_listeners(settings.host, settings.port, handed)
+    for sock in handed:
+        if sock not in listeners:
+            log.warning(
+                "the service manager's socket %s is not used: it has no address of server_settings.host and port",
+                sock.getsockname(),
+            )
+            sock.close()
+    return listeners
 
 
 def announce(context: GatewayContext, listeners: list[socket.socket], file: pathlib.Path | None) -> None:
