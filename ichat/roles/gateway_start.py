@@ -1,4 +1,4 @@
-"""How a gateway begins to listen, and what it logs then: where it listens, and which settings let strangers in.
+"""How a gateway begins to listen, and its first lines in the log: its address, and settings that let strangers in.
 
 The link to the console has the gateway's secret, so only a terminal gets the link.
 A log gets a command that prints it.

@@ -1,4 +1,4 @@
-"""What a gateway saves of its workers for the next gateway, and when."""
+"""The facts about workers that a gateway saves for the next gateway."""
 
 import logging
 import time
