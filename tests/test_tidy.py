@@ -64,7 +64,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
     "ichat/supervisor/managed_worker.py",
-    "ichat/supervisor/supervisor.py",
+    "ichat/supervisor/memory.py",
 }
 
 

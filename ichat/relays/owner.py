@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import trio
 
@@ -30,6 +30,7 @@ from ichat.relays.relay_at_owner import (
     RelayAtOwner,
     RelayDesk,
     kill_faulty,
+    pass_on_to,
     send_pulses,
     start_relay,
 )
@@ -76,11 +77,10 @@ class Relays:
         self.term = term
         self._recorded = recorded
         self._kept = kept
-        kept.changed.add(self._pass_on)
         self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
-        self._is_ending = self._is_frozen = False
+        self._is_ending = False
         self._scope = trio.CancelScope()
         """Of `run`."""
         self._end = trio.Event()
@@ -91,6 +91,7 @@ class Relays:
         self._opened = trio.Event()
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
+        kept.changed.add(partial(pass_on_to, self.relays))
         self.settings = SettingsInForce(config, self.count, self.relays)
         self.figures = RelayFigures(self.relays)
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
@@ -118,11 +119,8 @@ class Relays:
         Requests are answered from `open` on.
         """
         self._listeners = listeners
-        with self._scope:
-            await self._run(task_status)
-
-    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
             nursery.start_soon(self._pulse_forever)
             async with trio.open_nursery() as keepers:
                 for relay, frames in self.adopting.begin():
@@ -155,13 +153,6 @@ class Relays:
         self.adopting.end_all()
         self._opened.set()
         await self._accepting.wait()
-
-    async def open_to_end(self) -> None:
-        """Answer the requests of adopted relays, none of which stays, and return when they have ended."""
-        self._accepting.set()
-        await self.open()
-        for relay in [*self.relays.values()]:
-            await relay.gone.wait()
 
     def kill_all(self) -> None:
         """Kill all relays: no next owner will need them."""
@@ -225,11 +216,6 @@ class Relays:
         relay.wire = FrameWire(self._hub, frames, received, ended)
         relay.send(hello(self.term))
 
-    def _pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Have all relays hold descriptors open, or close them."""
-        for relay in self.relays.values():
-            relay.pass_on(message, descriptors)
-
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
@@ -246,23 +232,6 @@ class Relays:
             code = relay.process.returncode
             how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
             log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
-
-    # A takeover by another process.
-
-    def freeze(self) -> None:
-        """Read no frame from now on: asks and outcomes wait in the sockets."""
-        self._is_frozen = True
-        for relay in self.relays.values():
-            if relay.wire is not None:
-                relay.wire.pause()
-
-    def thaw(self) -> None:
-        """Read again."""
-        self._is_frozen = False
-        for relay in self.relays.values():
-            relay.heard_at = trio.current_time()
-            if relay.wire is not None:
-                relay.wire.resume()
 
     def hand_over(self) -> None:
         """Leave all relays to the next owner."""
@@ -348,7 +317,7 @@ class Relays:
             due_at = trio.current_time() + PULSE_S
             await trio.sleep_until(due_at)
             now = trio.current_time()
-            if now - due_at > LATE_S or self._is_frozen:
+            if now - due_at > LATE_S:
                 for relay in self.relays.values():
                     relay.heard_at = now
             running = [relay for relay in self.relays.values() if not self.adopting.has(relay)]

@@ -130,7 +130,8 @@ class RelayAtOwner:
             return "it leaves frames unread"
         if self.state == "starting" and now - self.heard_at > START_S:
             return f"it has not begun within {START_S:g} s"
-        is_silent = self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
+        is_read = self.wire is None or not self.wire.is_paused
+        is_silent = is_read and self.state in ("accepting", "retiring") and now - self.heard_at > silent_s
         return f"it was silent for {silent_s:g} s" if is_silent else ""
 
     def meet(self, greeting: Note, now: float, now_ns: int) -> None:
@@ -144,6 +145,17 @@ class RelayAtOwner:
     def hand_over(self, kind: str, sockets: Sequence[socket.socket], address: str = "") -> None:
         """Send the relay descriptors, which stay open here. Raises OSError."""
         send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
+
+    def pause(self) -> None:
+        """Read no frame until `go_on`: asks and outcomes wait in the socket."""
+        if self.wire is not None:
+            self.wire.pause()
+
+    def go_on(self, now: float) -> None:
+        """Read again."""
+        self.heard_at = now
+        if self.wire is not None:
+            self.wire.resume()
 
     def pass_on(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         """Send the relay descriptors, which stay open here, to hold open for workers; kill a relay that does not read.
@@ -220,3 +232,9 @@ async def start_relay(
             relay.hand_over("frames", [their_frames])
             undo.pop_all()
     return relay, frames
+
+
+def pass_on_to(relays: Mapping[int, RelayAtOwner], message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Have all relays hold descriptors open, or close them."""
+    for relay in relays.values():
+        relay.pass_on(message, descriptors)

@@ -46,7 +46,7 @@ class FrameWire:
         self.unread_bytes = 0
         """The bytes that the other side has not received yet, as far as this process knows."""
         self.is_open = True
-        self._is_paused = False
+        self.is_paused = False
         hub.watch(sock.fileno(), _EVENTS, self._on_events)
 
     def __repr__(self) -> str:
@@ -70,12 +70,12 @@ class FrameWire:
 
     def pause(self) -> None:
         """Receive nothing after this frame, until `resume`."""
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
         """Receive on: first the frames that have arrived."""
-        if self._is_paused and self.is_open:
-            self._is_paused = False
+        if self.is_paused and self.is_open:
+            self.is_paused = False
             self._receive(b"")
             if self.is_open:
                 self._hub.rearm(self._sock.fileno(), _EVENTS)
@@ -107,7 +107,7 @@ class FrameWire:
     def _on_events(self, events: int) -> None:
         if self._unsent:
             self._flush()
-        if self._is_paused:
+        if self.is_paused:
             return
         try:
             data = self._sock.recv(TURN_BYTES)
@@ -127,7 +127,7 @@ class FrameWire:
         try:
             for frame in self._reader.feed(data):
                 self._received(frame)
-                if not self.is_open or self._is_paused:
+                if not self.is_open or self.is_paused:
                     return
         except (FrameError, TalkError) as error:
             self.close(str(error))

@@ -29,24 +29,22 @@ import trio
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import announced, directory_for
-from ichat.config.schema import Config, ServerSettings
-from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.config.schema import Config
+from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
-from ichat.http.listeners import adopt_listeners, close_all, open_listeners, open_unix_listener, port_of
+from ichat.http.listeners import close_all, open_unix_listener, port_of
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
-from ichat.preflight.facts import port_holders
-from ichat.preflight.obstacles import problems_of_port
 from ichat.relays.earlier_outcomes import earlier_use
 from ichat.relays.owner import Relays
 from ichat.relays.values import TrioClock
-from ichat.roles.gateway_announcements import announce, announce_emptiness
 from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
+from ichat.roles.gateway_start import announce, announce_emptiness, listen
 from ichat.roles.gateway_takeover import (
     GatewayGiver,
     HandedGateway,
@@ -161,7 +159,7 @@ async def run(
         if relays is not None:
             adopted = await relays.find()
             listeners = listeners or adopted
-        listeners = await _open_listeners(config.server_settings, notifier, listeners)
+        listeners = await listen(config.server_settings, notifier, listeners)
         become_subreaper()
         announcing = stack.enter_context(contextlib.ExitStack())
         announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
@@ -198,32 +196,6 @@ async def _state_of(
         if is_locked(directory):
             await trio.sleep(LOCK_LOOK_S)
     return open_state(config.server_settings, config.logs.directory)
-
-
-async def _open_listeners(
-    settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]
-) -> list[socket.socket]:
-    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses."""
-    handed = adopt_listeners(notifier.descriptors)
-    if adopted:
-        close_all(handed)  # the same sockets, if they have these addresses
-        return adopted
-    try:
-        listeners = await open_listeners(settings.host, settings.port, handed)
-    except Exit:
-        holders = await trio.to_thread.run_sync(port_holders, settings.port)
-        if any(one.relay_of for one in holders):
-            [sentence] = problems_of_port(settings.host, settings.port, "taken", holders)
-            raise Exit(EXIT_UNAVAILABLE, sentence) from None
-        raise
-    for sock in handed:
-        if sock not in listeners:
-            log.warning(
-                "the service manager's socket %s is not used: it has no address of server_settings.host and port",
-                sock.getsockname(),
-            )
-            sock.close()
-    return listeners
 
 
 async def _report_life_forever(notifier: Notifier) -> None:

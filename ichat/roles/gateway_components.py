@@ -38,7 +38,7 @@ from ichat.observability.logs.store import LogStore
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Tracing
-from ichat.observability.usage.ledger import Ledger
+from ichat.observability.usage.ledger import Ledger, families_of
 from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
@@ -291,7 +291,7 @@ def _build_operation(
     reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((ledger.families, reloader.families))
+    metrics.others.extend((functools.partial(families_of, ledger), reloader.families))
     if data.relays is not None:
         metrics.others.append(data.relays.figures.families)
     calls = ControlCalls()

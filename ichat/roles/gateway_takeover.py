@@ -27,6 +27,7 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.listeners import Listeners
 from ichat.relays.forwarding import InnerSocket
+from ichat.relays.relay_at_owner import RelayAtOwner
 from ichat.roles.gateway_components import (
     Components,
     begin_desks,
@@ -97,6 +98,9 @@ class GatewayGiver:
             task_status.started()
             await trio.sleep_forever()
 
+    def _all_relays(self) -> list[RelayAtOwner]:
+        return [relay for relays in self.relays for relay in relays.relays.values()]
+
     def busy(self) -> str:
         """Return in a sentence why this gateway cannot be handed over now; "" if it can."""
         if os.getpid() == 1:
@@ -118,8 +122,8 @@ class GatewayGiver:
         self.components.calls.gate.close()
         data.door.use_answers(self._answer_later, data.handler.authenticate)
         self._holding = await self._nursery.start(self._hold_configuration)
-        for relays in self.relays:
-            relays.freeze()
+        for relay in self._all_relays():
+            relay.pause()
         await self.components.calls.wait_quiet()
         if why := control.supervisor.change_under_way():
             raise CannotFreezeError(why)
@@ -144,10 +148,10 @@ class GatewayGiver:
         if self._is_frozen:
             self._is_frozen = False
             self._holding.cancel()
-            self.components.control.ledger.thaw()
+            self.components.control.ledger.gate.open()
             self.components.control.supervisor.thaw()
-            for relays in self.relays:
-                relays.thaw()
+            for relay in self._all_relays():
+                relay.go_on(trio.current_time())
             data = self.components.data
             data.door.use_answers(data.handler.answer, data.handler.authenticate)
             self.components.calls.gate.open()
@@ -352,7 +356,9 @@ async def _end_relays(giver: GatewayGiver) -> None:
         giver.relays.append(relays)
         await nursery.start(relays.run, [])
         try:
-            await relays.open_to_end()
+            nursery.start_soon(relays.open)
+            for relay in [*relays.relays.values()]:
+                await relay.gone.wait()
         finally:
             giver.relays.remove(relays)
             relays.kill_all()

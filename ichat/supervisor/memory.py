@@ -1,4 +1,4 @@
-"""What a gateway saves of its workers for the next gateway, and when."""
+"""The facts about workers that a gateway saves for the next gateway."""
 
 import logging
 import time
@@ -30,18 +30,15 @@ class WorkerMemory:
         workers: Mapping[str, ManagedWorker],
         token: Callable[[], str],
         *,
-        gate: Gate,
         remember_s: float = REMEMBER_S,
     ) -> None:
-        """`workers` are those of this gateway; `token` returns a digest of the workers' token.
-
-        While `gate` is closed nothing is saved but by `save`.
-        """
+        """`workers` are those of this gateway; `token` returns a digest of the workers' token."""
         self._state = state
         self._fleet = fleet
         self._workers = workers
         self._token = token
-        self._gate = gate
+        self.gate = Gate()
+        """While it is closed, nothing is saved but by `save`."""
         self._remember_s = remember_s
         self.changed: Listeners[[]] = Listeners()
         """Called when there may be something to save."""
@@ -70,7 +67,7 @@ class WorkerMemory:
         while True:
             while not self._is_urgent and self._fleet.table.version == self._written_version:
                 await self.changed.wait()
-            await self._gate.wait_open()
+            await self.gate.wait_open()
             began_at = time.perf_counter()
             await self.save()
             took_s = time.perf_counter() - began_at

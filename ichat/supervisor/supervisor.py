@@ -70,9 +70,9 @@ class Supervisor:
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         host = LocalHost(state, log_store, self.gpus, kept=kept)
-        self._context = SupervisorContext(config, fleet.table, fleet.directory, fleet.managed, host, self._save_soon)
-        self._memory = WorkerMemory(
-            state, fleet, self._workers, self._token, gate=self._context.gate, remember_s=remember_s
+        self._memory = memory = WorkerMemory(state, fleet, self._workers, self._token, remember_s=remember_s)
+        self._context = SupervisorContext(
+            config, fleet.table, fleet.directory, fleet.managed, host, memory.save_soon, gate=memory.gate
         )
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
@@ -84,9 +84,6 @@ class Supervisor:
     def hurry(self) -> None:
         """From now on kill workers rather than wait for them."""
         self._context.hurry.set()
-
-    def _save_soon(self) -> None:
-        self._memory.save_soon()
 
     def _token(self) -> str:
         """Return a digest that distinguishes the workers' token from others without revealing it."""
@@ -130,7 +127,7 @@ class Supervisor:
                 self._handed.restore()
             self.apply(self._context.config, self.changes(self._context.config))
             self._table.changed.add(self._memory.changed)
-            self._save_soon()
+            self._memory.save_soon()
             nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
@@ -170,7 +167,7 @@ class Supervisor:
             raise OSError(f"{self._state.path} cannot be written")
 
     async def read_on(self) -> None:
-        """Read the outputs of all workers again, after others might have done so."""
+        """Read the outputs of all workers again."""
         await self._context.host.restore({(one.id, one.saved().stamp) for one in self._workers.values()})
 
     def thaw(self) -> None:
@@ -235,7 +232,7 @@ class Supervisor:
         worker = self._workers[worker_id] = ManagedWorker(
             worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted, states=states
         )
-        self._save_soon()
+        self._memory.save_soon()
         self.loader.review()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
@@ -285,7 +282,7 @@ class Supervisor:
             await worker.remove(drain_s)
             if self._workers.get(worker.id) is worker:
                 del self._workers[worker.id]
-            self._save_soon()
+            self._memory.save_soon()
             self.loader.review()
             done.set()
 

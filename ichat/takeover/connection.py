@@ -1,6 +1,6 @@
 """The socket `takeover` in the state directory, the connection of an old and a new process of a gateway.
 
-A message is JSON, with descriptors. Whatever may be long is in a file in memory, whose descriptor is sent. Both
+A message is JSON, with descriptors. A snapshot may be long: it is in a file in memory, and its descriptor is sent. Both
 processes are of the same user, and each knows the other's end by a pidfd.
 """
 

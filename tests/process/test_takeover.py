@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -104,3 +106,45 @@ def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
     assert old.process.returncode == 0
     shown = new.get("/v1/admin/workers/m-0")[1]
     assert (shown["pid"], shown["state"], shown["restarts"]) == (pid, "ready", 0)
+
+
+HALF = """
+import json, os, socket, sys, time
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1] + "/takeover")
+hello = {"kind": "hello", "protocol": int(sys.argv[2]), "directory": os.path.realpath(sys.argv[1])}
+sock.send(json.dumps(hello).encode())
+answer = json.loads(sock.recv(65536))
+print(answer["kind"], answer.get("why", ""), flush=True)
+if answer["kind"] == "welcome":
+    sock.send(b'{"kind": "freeze"}')
+    while json.loads(sock.recv(65536))["kind"] != "snapshot":
+        pass
+    print("snapshot", flush=True)
+    time.sleep(600)
+"""
+"""A new process that stops half-way."""
+
+
+def test_the_old_process_goes_on_when_the_new_process_dies_in_the_freeze(gateway, tmp_path):
+    """Requests wait meanwhile, and none is refused; another protocol is refused before the freeze."""
+    old = gateway(worker() + LOGS).wait_until_ready("m-0")
+    command = [sys.executable, "-c", HALF, str(tmp_path / "state")]
+    refused = subprocess.run([*command, "99"], capture_output=True, text=True, timeout=60, check=False)
+    assert "protocol" in refused.stdout
+    with subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, text=True) as new:
+        assert [new.stdout.readline().split()[0] for _ in range(2)] == ["welcome", "snapshot"]
+        load = Load(old.port)
+        new.kill()
+    old.until(lambda: load.answered > 20)
+    assert load.end() == []
+    assert "the takeover has failed" in old.text()
+    assert old.state("m-0") == "ready"
+
+
+def test_a_takeover_without_a_gateway_starts_as_usual(start, tmp_path):
+    """The first start of a gateway may be a takeover, too."""
+    path = tmp_path / "ichat.toml"
+    path.write_text(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/state"\n')
+    new = takeover(start, path).wait_for_port()
+    assert new.get("/v1/models")[0] == 200

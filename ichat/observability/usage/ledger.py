@@ -89,7 +89,7 @@ class Ledger:
         self._limiter = trio.CapacityLimiter(1)
         self._reading = trio.Lock()
         """Held by a reader, so that a write waits for a single reader at most."""
-        self._gate = Gate()
+        self.gate = Gate()
         """Closed while another process may open the file."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
@@ -183,7 +183,7 @@ class Ledger:
                 while self.storage == OK and not self.rows_pending and not self._may_tell_limits():
                     await self._woken.wait()
                 await trio.sleep(self._settings.flush_s)
-                await self._gate.wait_open()
+                await self.gate.wait_open()
                 async with self._lock:
                     await self._flush()
                 if self._may_tell_limits():
@@ -229,7 +229,7 @@ class Ledger:
         found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
         with trio.move_on_after(READ_S):
-            await self._gate.wait_open()
+            await self.gate.wait_open()
             async with self._reading, self._lock:
                 try:
                     found = [await self._in_thread(self._store.read, one, groups_max) for one in questions]
@@ -336,8 +336,8 @@ class Ledger:
             self._fail(f"{self._store.path} cannot be written: {_why(error)}")
 
     async def freeze(self) -> None:
-        """Write everything, and leave the file to another process until `thaw`. Raises OSError if that cannot be."""
-        self._gate.close()
+        """Write everything, and leave the file to another process until `gate` is open. Raises OSError."""
+        self.gate.close()
         if not self.enabled:
             return
         async with self._reading, self._lock:
@@ -346,12 +346,8 @@ class Ledger:
                 raise OSError(self.storage)
             await self._in_thread(self._store.close)
 
-    def thaw(self) -> None:
-        """Use the file again."""
-        self._gate.open()
-
     async def _close(self) -> None:
-        if not self._gate.is_open:
+        if not self.gate.is_open:
             return
         with trio.move_on_after(CLOSE_S, shield=True):
             async with self._lock:
@@ -365,13 +361,14 @@ class Ledger:
         await trio.lowlevel.checkpoint_if_cancelled()
         return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=True, limiter=self._limiter)
 
-    def families(self) -> Iterator[Metric]:
-        """Return the ledger's families for Prometheus."""
-        if not self.enabled:
-            return
-        yield family("ichat_usage_store_ok", self.storage == OK)
-        yield family("ichat_usage_rows_pending", self.rows_pending)
-        yield family("ichat_usage_rows_lost", self.rows_lost)
+
+def families_of(ledger: Ledger) -> Iterator[Metric]:
+    """Return a ledger's families for Prometheus."""
+    if not ledger.enabled:
+        return
+    yield family("ichat_usage_store_ok", ledger.storage == OK)
+    yield family("ichat_usage_rows_pending", ledger.rows_pending)
+    yield family("ichat_usage_rows_lost", ledger.rows_lost)
 
 
 def _ignore(_marks: Marks) -> None:

@@ -19,6 +19,7 @@ from ichat.observability.exposition import written
 from ichat.observability.prometheus_families import families_of
 from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.observability.usage.ledger import OK, Ledger
+from ichat.observability.usage.ledger import families_of as ledger_families
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.report import csv_lines, report_of
 from ichat.observability.usage.rows import minute_of, no_sums
@@ -214,7 +215,7 @@ def with_disk(directory, **more):
 
 
 def shown_metrics(ledger):
-    parts = (part for family in ledger.families() for part in families_of(family))
+    parts = (part for family in ledger_families(ledger) for part in families_of(family))
     return Shown("".join(written(parts)))
 
 
@@ -351,7 +352,7 @@ async def test_without_a_ledger_nothing_is_kept(tmp_path):
         async with trio.open_nursery() as nursery:
             await nursery.start(ledger.run)
     assert os.listdir(tmp_path) == []
-    assert not [*ledger.families()]
+    assert not [*ledger_families(ledger)]
 
 
 # What is old.

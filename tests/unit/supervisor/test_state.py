@@ -6,7 +6,6 @@ import attrs
 import pytest
 
 from ichat.fleet.fleet import Fleet
-from ichat.fleet.packed_args import ArgsPacker
 from ichat.fleet.views import describe
 from ichat.protocol.messages import Group, Heartbeat, LoadPhase, ModelCard, parse_heartbeat, saved_form
 from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
@@ -34,9 +33,8 @@ def state(tmp_path):
 @pytest.mark.parametrize("args", [None, ARGS])
 def test_a_heartbeat_is_read_as_it_was(state, heartbeat, args):
     """What is left out since it is empty comes back as empty."""
-    packed = ArgsPacker().pack(args) if args else None
     started = [SavedManagedWorker("mine", {"model": "m"}, is_launched=True, pid=3, stamp="x")]
-    saved = SavedState(started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, packed.unpack()), 5.0, "t")] * 2)
+    saved = SavedState(started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, args), 5.0, "t")] * 2)
     state.save(saved)
     known = state.load()
     assert known == saved

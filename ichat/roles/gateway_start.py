@@ -1,4 +1,4 @@
-"""What a gateway logs when it has begun: where it listens, and which settings let strangers in.
+"""How a gateway begins to listen, and its first lines in the log: its address, and settings that let strangers in.
 
 The link to the console has the gateway's secret, so only a terminal gets the link.
 A log gets a command that prints it.
@@ -10,13 +10,47 @@ import pathlib
 import socket
 import sys
 
+import trio
+
 from ichat.admin.reload import Reloader
 from ichat.config.own_secret import GATEWAY, console_link, local_url
-from ichat.http.listeners import port_of
+from ichat.config.schema import ServerSettings
+from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.http.listeners import adopt_listeners, close_all, open_listeners, port_of
+from ichat.preflight.facts import port_holders
+from ichat.preflight.obstacles import problems_of_port
 from ichat.proxy.context import GatewayContext
 from ichat.security.addresses import is_loopback
+from ichat.service_manager import Notifier
 
 log = logging.getLogger(__name__)
+
+
+async def listen(settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]) -> list[socket.socket]:
+    """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses.
+
+    Raises Exit 69 if the address is taken.
+    """
+    handed = adopt_listeners(notifier.descriptors)
+    if adopted:
+        close_all(handed)  # the same sockets, if they have these addresses
+        return adopted
+    try:
+        listeners = await open_listeners(settings.host, settings.port, handed)
+    except Exit:
+        holders = await trio.to_thread.run_sync(port_holders, settings.port)
+        if any(one.relay_of for one in holders):
+            [sentence] = problems_of_port(settings.host, settings.port, "taken", holders)
+            raise Exit(EXIT_UNAVAILABLE, sentence) from None
+        raise
+    for sock in handed:
+        if sock not in listeners:
+            log.warning(
+                "the service manager's socket %s is not used: it has no address of server_settings.host and port",
+                sock.getsockname(),
+            )
+            sock.close()
+    return listeners
 
 
 def announce(context: GatewayContext, listeners: list[socket.socket], file: pathlib.Path | None) -> None:
