@@ -15,13 +15,14 @@ components                             plain objects: nothing runs yet
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -63,6 +64,8 @@ CONFIG_FILE = "ichat.toml"
 DAY_S = 24 * 3600.0
 END_S = 30.0
 """The time for the rest of the end, after the drain and the end of the workers."""
+KILL_S = 5.0
+"""How long killed relays may need for their end."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -137,7 +140,7 @@ async def run(
         inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
-            async with trio.open_nursery() as background:
+            async with _ending_relays(relays), trio.open_nursery() as background:
                 await _start_background(background, components, state.log_directory, notifier)
                 try:
                     await _serve_until_told(components, listeners, inner, notifier, task_status)
@@ -172,6 +175,17 @@ async def _report_life_forever(notifier: Notifier) -> None:
     while notifier.watchdog_s:
         notifier.send("WATCHDOG=1")
         await trio.sleep(notifier.watchdog_s / 2)
+
+
+@contextlib.asynccontextmanager
+async def _ending_relays(relays: Relays | None) -> AsyncGenerator[None]:
+    """End the relays if this task is cancelled from outside: they outlive an error, and wait for the next start."""
+    try:
+        yield
+    finally:
+        if relays is not None and trio.current_effective_deadline() == -math.inf:
+            with trio.move_on_after(KILL_S, shield=True):
+                await relays.kill_all()
 
 
 async def _start_background(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
