@@ -14,6 +14,7 @@ from ichat.cli.json_values import Json, object_of, objects_of
 from ichat.cli.troubles import BAD, config_sentence
 from ichat.cli.views import reasons_of
 from ichat.config.own_secret import directory_for
+from ichat.config.process_marks import relays_of
 from ichat.config.schema import Config
 from ichat.doctor.findings import Finding
 from ichat.doctor.machine import text_of
@@ -53,6 +54,8 @@ class GatewayFacts:
     directory: str | None = None
     pid: int | None = None
     """Its process; None: none runs."""
+    relays: Sequence[int] = ()
+    """The relays of this gateway, or of an earlier gateway with its state directory."""
     processes: Sequence[LeftProcess] = ()
     """The processes of its workers, or of the workers of an earlier gateway."""
     kept: frozenset[str] = frozenset()
@@ -73,6 +76,8 @@ class WorkerReport:
     """How the configuration file compares with the configuration in force; empty: not reported (an older gateway)."""
     refusal: str = ""
     needs_key: bool = False
+    relays: Sequence[int] | None = None
+    """The processes of its relays; None: not reported."""
 
 
 def read_gateway_facts(config: Config) -> GatewayFacts:
@@ -94,7 +99,9 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
         kept = kept_in(saved)
     except OSError:
         kept = frozenset[str]()
-    return attrs.evolve(facts, pid=_holder_of(os.path.join(path, "lock")), processes=processes, kept=kept)
+    return attrs.evolve(
+        facts, pid=_holder_of(os.path.join(path, "lock")), relays=relays_of(path), processes=processes, kept=kept
+    )
 
 
 def read_report(make_api: Callable[[], Api]) -> WorkerReport:
@@ -102,7 +109,10 @@ def read_report(make_api: Callable[[], Api]) -> WorkerReport:
     try:
         api = make_api()
         workers = objects_of(api.get("/v1/admin/workers").value.get("data"))
-        return WorkerReport(workers, object_of(api.get("/v1/admin/config").value.get("file")))
+        gateway = object_of(api.get("/v1/admin/cluster/status").value.get("gateway"))
+        relays = [pid for one in objects_of(gateway.get("relays")) if isinstance(pid := one.get("pid"), int)]
+        file = object_of(api.get("/v1/admin/config").value.get("file"))
+        return WorkerReport(workers, file, relays=relays if "relays" in gateway else None)
     except RequestRefused as refusal:
         return WorkerReport(refusal=str(refusal), needs_key=refusal.status in (401, 403))
     except Exit as error:
@@ -111,7 +121,11 @@ def read_report(make_api: Callable[[], Api]) -> WorkerReport:
 
 def find_in_gateway(config: Config, facts: GatewayFacts, report: WorkerReport | None) -> list[Finding]:
     """Return the findings about the gateway and its workers; `report` is None if no gateway was asked."""
-    return [*_check_port(config, facts), *_check_left(facts), *_check_report(report)]
+    port, settings = _check_port(config, facts), config.server_settings
+    if facts.pid is None and {one.pid for one in facts.holders}.intersection(facts.relays):
+        sentence = f"Port {settings.port} of {settings.host} is held by relays of this gateway."
+        port = [Finding("ok", "port", sentence)]
+    return [*port, *_check_relays(facts, report), *_check_left(facts), *_check_report(report)]
 
 
 def _check_port(config: Config, facts: GatewayFacts) -> Iterator[Finding]:
@@ -156,6 +170,28 @@ def _gateway_at(pid: int) -> OtherGateway | None:
     with contextlib.suppress(psutil.Error, OSError):
         directory = process.environ().get("STATE_DIRECTORY", "").partition(":")[0]
     return OtherGateway(pid, user, directory)
+
+
+def _check_relays(facts: GatewayFacts, report: WorkerReport | None) -> Iterator[Finding]:
+    """Yield the finding about relays that their gateway has left, or does not know."""
+    known, found = None if report is None else report.relays, set(facts.relays)
+    if not found or facts.directory is None:
+        return
+    if facts.pid is not None and (known is None or not found.issuperset(known)):
+        return  # a container, for example, has other numbers for the same processes
+    strange = sorted(found.difference(known or ()))
+    pids = " ".join(map(str, strange))
+    if facts.pid is None:
+        sentence = (
+            f"The gateway is gone, and its relays (processes {pids}) wait for its next start: start it, or end them."
+        )
+        yield Finding("warning", "relays", sentence, f"./ichat.pyz sweep {shlex.quote(facts.directory)}")
+    elif strange:
+        yield Finding(
+            "warning", "relays", f"The gateway does not know its relays (processes {pids}): end them.", f"kill {pids}"
+        )
+    else:
+        yield Finding("ok", "relays", f"The gateway has {len(facts.relays)} relays.")
 
 
 def _check_left(facts: GatewayFacts) -> Iterator[Finding]:

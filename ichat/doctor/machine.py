@@ -1,5 +1,6 @@
 """This machine: its disks, its memory, the limits of its kernel, and its GPUs."""
 
+import math
 import os
 import pathlib
 import resource
@@ -17,6 +18,7 @@ from ichat.engines.load_phases import hub_cache
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.preflight.facts import is_path
 from ichat.preflight.obstacles import gib
+from ichat.relays.settings import count_of
 
 DISK_BYTES_MIN = 64 * 1024**2
 DISK_BYTES_LOW = 1024**3
@@ -25,11 +27,16 @@ SHM_BYTES_LOW = 1024**3
 """Less shared memory than this is a warning if a model is spread over several GPUs."""
 FILES_MORE = 1024
 """Files that the gateway has open besides its connections."""
+RELAY_BYTES = 64 * 1024**2
+"""The memory of a relay with some thousand connections."""
+RELAYS_SHARE = 0.1
+"""Of the memory: more than this for relays is a warning."""
 SWAP_LOW = 0.5
 HOLDERS_MAX = 3
 
 _SHM = "/dev/shm"  # noqa: S108
 _NOT_ROOT = "/sys/fs/cgroup/cgroup.type"
+_CGROUP_CORES = "/sys/fs/cgroup/cpu.max"
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -64,6 +71,8 @@ class MachineFacts:
     memory_max_bytes: int | None = None
     """The limit of this process's control group; None: there is none."""
     swap_use: float = 0.0
+    cores: float = math.inf
+    """The cores that this process may use: by its affinity, and by its control group."""
 
 
 def read_machine_facts(config: Config) -> MachineFacts:
@@ -81,7 +90,14 @@ def read_machine_facts(config: Config) -> MachineFacts:
         memory_bytes=memory_bytes,
         memory_max_bytes=memory_max_bytes,
         swap_use=swap.percent / 100 if swap.total else 0.0,
+        cores=min(len(os.sched_getaffinity(0)), cores_in(text_of(_CGROUP_CORES))),
     )
+
+
+def cores_in(limit: str) -> float:
+    """Return the cores that a control group's limit allows: its microseconds in each period."""
+    used, _, period = limit.partition(" ")
+    return int(used) / int(period) if used.isdecimal() and period.isdecimal() and int(period) else math.inf
 
 
 def read_memory() -> tuple[int, int | None]:
@@ -93,7 +109,8 @@ def read_memory() -> tuple[int, int | None]:
 
 def find_in_machine(config: Config, facts: MachineFacts) -> list[Finding]:
     """Return the findings about disks, limits and memory."""
-    return [*_check_disks(facts), *_check_memory(config, facts), *_check_limits(config, facts)]
+    found = [*_check_disks(facts), *_check_memory(config, facts), *_check_limits(config, facts)]
+    return [*found, *_check_relays(config, facts)]
 
 
 def find_gpus_and_holders(
@@ -181,6 +198,21 @@ def _check_limits(config: Config, facts: MachineFacts) -> list[Finding]:
          "The kernel's autogroup lets a busy worker that was started by hand hold up all else for seconds.",
          "sudo sysctl -w kernel.sched_autogroup_enabled=0"),
     ) or [Finding("ok", "limits", "The limits on files and processes leave enough room.")]  # fmt: skip
+
+
+def _check_relays(config: Config, facts: MachineFacts) -> list[Finding]:
+    """Compare `server_settings.relays` with the cores and the memory."""
+    count, memory = count_of(config.server_settings.relays), facts.memory_max_bytes or facts.memory_bytes
+    return findings_by(
+        (count > facts.cores, "warning", "relays",
+         (f"server_settings.relays asks for {count} relays, and this process may use {facts.cores:g} cores: lower it,"
+          " since a relay needs a core of its own."),
+         "nproc"),
+        (count * RELAY_BYTES > RELAYS_SHARE * memory, "warning", "relays",
+         (f"server_settings.relays asks for {count} relays, with up to {gib(count * RELAY_BYTES)} of"
+          f" {gib(memory)} GiB of memory: lower it, or give the gateway more memory."),
+         "free -h"),
+    )  # fmt: skip
 
 
 def is_on_cpu(worker: ManagedWorkerConfig) -> bool:

@@ -21,6 +21,8 @@ import attrs
 import psutil
 import trio
 
+from ichat.config.own_secret import is_running
+from ichat.config.process_marks import RELAY_VARIABLE, mark_of
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import FlagEntry
 from ichat.engines.flags import KEY_VARIABLE
@@ -86,6 +88,10 @@ class Holder:
 
     pid: int
     program: str
+    relay_of: str = ""
+    """The state directory of its gateway, if it is a relay."""
+    is_waiting: bool = False
+    """Whether it is a relay, and no gateway runs with that state directory."""
 
 
 @attrs.frozen
@@ -245,7 +251,9 @@ def port_holders(port: int) -> list[Holder]:
             address, pid = connection.laddr, connection.pid
             if pid and address and address.port == port and connection.status == psutil.CONN_LISTEN:
                 with contextlib.suppress(psutil.Error):
-                    holders[pid] = Holder(pid, psutil.Process(pid).name())
+                    relay_of = mark_of(pid, RELAY_VARIABLE)
+                    is_waiting = bool(relay_of) and not is_running(relay_of)
+                    holders[pid] = Holder(pid, psutil.Process(pid).name(), relay_of, is_waiting)
     return list(holders.values())
 
 

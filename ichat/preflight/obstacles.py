@@ -6,6 +6,7 @@ itself reports the rest.
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -108,6 +109,8 @@ def _problems_of_port(
 
 def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[Holder]) -> list[str]:
     """Return why nothing can listen on this port of a host, in a sentence that says what to do."""
+    if state == "taken" and (relay := next((one for one in holders if one.relay_of), None)) is not None:
+        return [_held_by_relay(host, port, relay)]
     by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
     by = by or "a process that this user cannot see"
     sentences = {
@@ -120,6 +123,16 @@ def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[H
         "refused": f"{host}:{port} cannot be bound: choose another host or port.",
     }
     return _only(sentences, state)
+
+
+def _held_by_relay(host: str, port: int, relay: Holder) -> str:
+    directory = relay.relay_of
+    if not relay.is_waiting:
+        return f"Port {port} of {host} is used by the gateway in {directory}: end that, or choose another port."
+    return (
+        f"Port {port} of {host} is held by a relay (process {relay.pid}) of the gateway in {directory}, which waits for"
+        f" its gateway: start that gateway, or run `./ichat.pyz sweep {shlex.quote(directory)}`."
+    )
 
 
 def _only(sentences: Mapping[str, str], state: str) -> list[str]:

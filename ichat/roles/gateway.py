@@ -31,7 +31,7 @@ from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
 from ichat.config.schema import Config, ServerSettings
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
@@ -41,6 +41,8 @@ from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
+from ichat.preflight.facts import port_holders
+from ichat.preflight.obstacles import problems_of_port
 from ichat.proxy.context import GatewayContext
 from ichat.relays.earlier_outcomes import earlier_use
 from ichat.relays.earlier_requests import EarlierPlaces
@@ -159,7 +161,14 @@ async def _open_listeners(
     if adopted:
         close_all(handed)  # the same sockets, if they have these addresses
         return adopted
-    listeners = await open_listeners(settings.host, settings.port, handed)
+    try:
+        listeners = await open_listeners(settings.host, settings.port, handed)
+    except Exit:
+        holders = await trio.to_thread.run_sync(port_holders, settings.port)
+        if any(one.relay_of for one in holders):
+            [sentence] = problems_of_port(settings.host, settings.port, "taken", holders)
+            raise Exit(EXIT_UNAVAILABLE, sentence) from None
+        raise
     for sock in handed:
         if sock not in listeners:
             log.warning(

@@ -52,7 +52,7 @@ def kept(start, tmp_path, wrapped, upstream):
         program = start([*wrapped, *ichat("keep", "gateway", "-c", path)])
         program.wait_for_port()
         [keeper] = program.family.children() if wrapped else [program.family]
-        program.until(lambda: len(relays_below(keeper.children()[0])) == 2)
+        program.until(lambda: program.text().count("accepts connections") == 2)
         return program, keeper
 
     return run

@@ -179,14 +179,54 @@ def test_an_abandoned_gateway_leaves_nothing_after_a_sweep(gateway, tmp_path):
     program = gateway(worker("m"), port=free_port(), settings="relays = 2\n")
     program.wait_until_ready("m-0")
     left = program.descendants()
+    relays = [one for one in left if one.environ().get(RELAY_VARIABLE)]
+    assert len(relays) == 2
+    assert {one.pid for one in left if one.environ().get(WORKER_VARIABLE)}.isdisjoint(one.pid for one in relays)
     for process in left:
         process.suspend()
     program.process.kill()
     program.process.wait()
-    relays = [one for one in left if one.environ().get(RELAY_VARIABLE)]
-    assert len(relays) == 2
     assert alive(left) == left
+    assert doctor_of(tmp_path / "ichat.toml")["relays"] == f"./ichat.pyz sweep {tmp_path}/state"
+    other = tmp_path / "other.toml"
+    other.write_text(f'[server_settings]\nport = {program.port}\nstate_directory = "{tmp_path}/other"\n')
+    refused = subprocess.run(
+        ichat("gateway", "-c", str(other)), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert refused.returncode == 69
+    assert f"of the gateway in {tmp_path}/state, which waits for its gateway: start that gateway, or" in refused.stderr
     code, lines = sweep("--config", tmp_path / "ichat.toml", "--wait-s", "0.1")
     assert (code, alive(left)) == (0, []), lines
     assert {f"killed a relay (process {one.pid})" for one in relays} <= set(lines)
-    assert psutil.pid_exists(os.getpid())
+
+
+def doctor_of(path):
+    """Return the commands of the doctor's warnings and errors, by their names."""
+    done = subprocess.run(
+        ichat("doctor", "-c", str(path), "--json"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return {one["name"]: one["command"] for one in json.loads(done.stdout)["findings"] if one["level"] != "ok"}
+
+
+def test_relays_are_no_orphans_in_a_sweep_of_workers(gateway):
+    """A gateway that ends what earlier workers have left spares relays, and the end of a relay ends no worker."""
+    program = gateway(worker("m"), port=free_port(), settings="relays = 2\n")
+    program.until(lambda: program.text().count("accepts connections") == 2)
+    program.wait_until_ready("m-0")
+    relays = [one for one in program.descendants() if one.environ().get(RELAY_VARIABLE)]
+    [pid] = {one["pid"] for one in program.get("/v1/admin/workers")[1]["data"]}
+    relays[0].kill()
+    program.until(lambda: program.text().count("accepts connections") == 3)
+    assert psutil.Process(pid).is_running()
+    program.process.kill()
+    program.process.wait()
+    after = gateway(worker("m"), port=program.port, settings="relays = 2\n")
+    after.wait_until_ready("m-0")
+    assert relays[1].is_running()
+    assert relays[1].status() != psutil.STATUS_ZOMBIE
+    assert after.stop() == 0

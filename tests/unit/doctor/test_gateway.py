@@ -112,8 +112,48 @@ def test_a_gateway_that_refuses_its_report_is_named(error, level, command):
 
 
 def test_a_report_has_workers_and_the_file():
-    answers = {"/v1/admin/workers": {"data": [{"worker_id": "w"}, 7]}, "/v1/admin/config": {"file": {"state": "ok"}}}
-    assert read_report(lambda: Asked(answers)) == WorkerReport([{"worker_id": "w"}], {"state": "ok"})
+    answers = {
+        "/v1/admin/workers": {"data": [{"worker_id": "w"}, 7]},
+        "/v1/admin/config": {"file": {"state": "ok"}},
+        "/v1/admin/cluster/status": {"gateway": {"relays": [{"pid": 5}, {"pid": None}]}},
+    }
+    assert read_report(lambda: Asked(answers)) == WorkerReport([{"worker_id": "w"}], {"state": "ok"}, relays=[5])
+    answers["/v1/admin/cluster/status"] = {"gateway": {}}
+    assert read_report(lambda: Asked(answers)).relays is None
+
+
+@pytest.mark.parametrize(
+    ("pid", "relays", "reported", "found"),
+    [
+        (None, [5, 6], None, ("warning", "processes 5 6", "./ichat.pyz sweep /s")),
+        (7, [5, 6], [5, 6], ("ok", "has 2 relays", "")),
+        (7, [5, 6], [5], ("warning", "processes 6", "kill 6")),
+        (7, [5, 6], None, None),
+        (7, [5, 6], [1, 2], None),
+        (7, [], [], None),
+    ],
+)
+def test_relays_belong_to_the_running_gateway(pid, relays, reported, found):
+    """Without a gateway they are left; relays that it does not report are not its own, unless it counts otherwise."""
+    facts = GatewayFacts("taken", directory="/s", pid=pid, relays=relays, holders=[Holder(5, "python", "/s", True)])
+    findings = [one for one in find_in_gateway(CONFIG, facts, WorkerReport(relays=reported)) if one.name == "relays"]
+    assert [(one.level, one.command) for one in findings] == ([(found[0], found[2])] if found else [])
+    assert all(found[1] in one.sentence for one in findings)
+
+
+def test_a_port_that_own_relays_hold_is_no_problem():
+    """The next gateway with this directory has it; that of another directory is named with both ways out."""
+    own = GatewayFacts("taken", [Holder(5, "python", "/s", True)], directory="/s", relays=[5])
+    assert [(one.level, one.name) for one in find_in_gateway(CONFIG, own, None)] == [
+        ("ok", "port"),
+        ("warning", "relays"),
+    ]
+    other = GatewayFacts("taken", [Holder(5, "python", "/o t", True)], directory="/s")
+    [found] = find_in_gateway(CONFIG, other, None)
+    assert (found.level, found.name) == ("error", "port")
+    assert "start that gateway, or run `./ichat.pyz sweep '/o t'`" in found.sentence
+    running = GatewayFacts("taken", [Holder(5, "python", "/o")], directory="/s")
+    assert "is used by the gateway in /o" in find_in_gateway(CONFIG, running, None)[0].sentence
 
 
 def test_a_gateway_that_refuses_its_file_is_an_error():

@@ -1,12 +1,15 @@
 """Findings about a machine: planted disks, limits, memory and GPUs in, levels and commands out."""
 
+import math
+
 import pytest
 from support.nvml import GIB
 
-from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.config.schema import Config, ManagedWorkerConfig, ServerSettings
 from ichat.doctor.machine import (
     DiskFacts,
     MachineFacts,
+    cores_in,
     existing_part,
     find_gpus_and_holders,
     find_in_machine,
@@ -68,6 +71,30 @@ def test_a_limit_is_a_finding_only_below_its_bound(facts, arguments, name, level
 def test_the_memory_of_a_control_group_is_named():
     [memory, _] = find_in_machine(Config(), MachineFacts(memory_bytes=8 * GIB, memory_max_bytes=2 * GIB))
     assert memory.sentence == "The machine has 8.0 GiB, of which this control group may use 2.0."
+
+
+@pytest.mark.parametrize(
+    ("relays", "facts", "words"),
+    [
+        (0, MachineFacts(memory_bytes=GIB, cores=1), []),
+        (4, MachineFacts(memory_bytes=8 * GIB, cores=4), []),
+        (5, MachineFacts(memory_bytes=8 * GIB, cores=4.5), ["may use 4.5 cores"]),
+        (2, MachineFacts(memory_bytes=8 * GIB, memory_max_bytes=GIB), ["up to 0.1 of 1.0 GiB"]),
+    ],
+)
+def test_relays_need_cores_and_memory(relays, facts, words):
+    """Each relay has a core of its own, and all have a small part of the memory."""
+    config = Config(server_settings=ServerSettings(relays=relays))
+    found = [one for one in find_in_machine(config, facts) if one.name == "relays"]
+    assert [one.level for one in found] == ["warning"] * len(words)
+    assert all(word in one.sentence for word, one in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("200000 100000", 2), ("150000 100000", 1.5), ("max 100000", math.inf), ("", math.inf)]
+)
+def test_a_control_group_has_a_part_of_the_cores(limit, cores):
+    assert cores_in(limit) == cores
 
 
 @pytest.mark.parametrize(
