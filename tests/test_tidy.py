@@ -315,7 +315,7 @@ def raw_times_in(node, *, is_in_frame=False):
 PROCESSES_OF_RELAYS = {
     "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
     "frame_desk", "relay_process", "relay_exchange", "adopting", "forwarding", "found_relays", "ownerless",
-    "settings", "copies_at_relay",
+    "settings", "copies_at_relay", "earlier_requests",
 }  # fmt: skip
 """The modules of `relays/` that run; all others are pure."""
 

@@ -52,7 +52,7 @@ class FoundRelay:
         return listeners
 
     def give_kept(self, kept: KeptDescriptors) -> None:
-        """Give away the descriptors that it has held open for workers."""
+        """Pass on the descriptors that it has held open for workers."""
         given, self.kept = self.kept, []
         for message, descriptors in given:
             try:
