@@ -5,15 +5,14 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import trio
 
 from ichat.errors import Exit
 from ichat.http.listeners import adopt_listeners, close_all
-from ichat.relays.relay_sockets import connect_to_relay, path_of, paths_in
+from ichat.relays.relay_sockets import connect_to_relay, paths_in
 from ichat.relays.values import FrameError, Note
 from ichat.relays.wire import receive_descriptors, send_descriptors
 from ichat.supervisor.kept import KeptDescriptors
@@ -23,8 +22,6 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_S = 5.0
 """A relay that has not handed over its descriptors by then is killed."""
-STATE_S = 1.0
-"""How long a relay may need to report about itself."""
 
 
 @attrs.define(eq=False)
@@ -146,26 +143,6 @@ async def _has_handed_over(relay: FoundRelay) -> bool:
             await relay.process.wait()
     relay.close()
     return False
-
-
-def state_of(directory: str, pid: int) -> Mapping[str, Any] | None:
-    """Return the facts that a relay reports about itself; None if it is silent. It blocks for a moment.
-
-    `ownerless_s` is for how long it has had no owner, `left_s` for how long it waits for the next; both are missing if
-    it has an owner.
-    """
-    try:
-        sock, _ = connect_to_relay(path_of(directory, pid))
-    except OSError:
-        return None
-    with sock:
-        try:
-            sock.settimeout(STATE_S)
-            send_descriptors(sock, {"kind": "state"})
-            received = receive_descriptors(sock)
-        except (OSError, FrameError):
-            return None
-        return None if received is None else received[0].content
 
 
 def first_listeners(found: Sequence[FoundRelay], address: str) -> list[socket.socket]:

@@ -154,10 +154,13 @@ class Relays:
         self._opened.set()
         await self._accepting.wait()
 
-    def kill_all(self) -> None:
-        """Kill all relays: no next owner will need them."""
+    async def kill_all(self) -> None:
+        """Kill all relays, and wait for their ends: no next owner will need them."""
         for relay in self.relays.values():
             relay.kill("its gateway ends")
+        for relay in [*self.relays.values()]:
+            await relay.process.wait()
+            relay.close()
 
     async def _keep(self, number: int, relay: RelayAtOwner | None, keepers: trio.Nursery) -> None:
         """Start a relay, unless it is there, and start it again whenever it has ended."""

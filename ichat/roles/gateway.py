@@ -15,12 +15,13 @@ components                             plain objects: nothing runs yet
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -70,6 +71,8 @@ LOCK_LOOKS, LOCK_LOOK_S = 40, 0.05
 """How often a takeover looks whether a process that ends has left the lock of the state directory, and the pause."""
 END_S = 30.0
 """The time for the rest of the end, after the drain and the end of the workers."""
+KILL_S = 5.0
+"""How long killed relays may need for their end."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -164,7 +167,7 @@ async def run(
         announcing = stack.enter_context(contextlib.ExitStack())
         announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
         giver = GatewayGiver(components, state, listeners, notifier)
-        async with trio.open_nursery() as background:
+        async with _ending_relays(relays), trio.open_nursery() as background:
             await _start_background(background, components, notifier)
             async with trio.open_nursery() as deciding:
                 server = TakeoverServer(state.path, giver, state.term)
@@ -203,6 +206,17 @@ async def _report_life_forever(notifier: Notifier) -> None:
     while notifier.watchdog_s:
         notifier.send("WATCHDOG=1")
         await trio.sleep(notifier.watchdog_s / 2)
+
+
+@contextlib.asynccontextmanager
+async def _ending_relays(relays: Relays | None) -> AsyncGenerator[None]:
+    """End the relays if this task is cancelled from outside: they outlive an error, and wait for the next start."""
+    try:
+        yield
+    finally:
+        if relays is not None and trio.current_effective_deadline() == -math.inf:
+            with trio.move_on_after(KILL_S, shield=True):
+                await relays.kill_all()
 
 
 async def _start_background(nursery: trio.Nursery, components: Components, notifier: Notifier) -> None:

@@ -361,7 +361,7 @@ async def _end_relays(giver: GatewayGiver) -> None:
                 await relay.gone.wait()
         finally:
             giver.relays.remove(relays)
-            relays.kill_all()
+            await relays.kill_all()
         nursery.cancel_scope.cancel()
 
 

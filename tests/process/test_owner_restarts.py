@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support.counting_upstream import CountingUpstream
 from support.deployments import free_port
-from support.programs import LIMIT_S, alive
+from support.programs import LIMIT_S, alive, ichat
 
 STREAMS = 6
 HEADERS = {"content-type": "application/json"}
@@ -175,3 +175,15 @@ def test_requests_of_an_earlier_owner_are_listed_and_cancelled(owner, upstream):
     assert b"request_cancelled" in stream.read()
     after.until(lambda: after.get("/v1/admin/requests")[1]["total"] == 0)
     assert after.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+
+
+def test_a_gateway_with_another_directory_names_both_ways_out(owner, start, tmp_path):
+    """The port is held by relays that wait: the error says whose they are, and how to end them."""
+    program = owner()
+    kill(program)
+    path = tmp_path / "other.toml"
+    path.write_text(f'[server_settings]\nport = {program.port}\nstate_directory = "{tmp_path}/other"\n')
+    other = start(ichat("gateway", "-c", str(path)))
+    assert other.process.wait(LIMIT_S) == 69
+    assert f"of the gateway in {tmp_path}/state" in other.text()
+    assert f"or run `./ichat.pyz sweep {tmp_path}/state`" in other.text()
