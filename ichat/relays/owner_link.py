@@ -78,7 +78,7 @@ class OwnerLink:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the owner leaves so much unread that nothing new may be asked or reported."""
+        """Whether the owner has left its bound of bytes unread, and nothing new may be asked or reported."""
         return self.wire is not None and self.wire.unread_bytes > UNREAD_BYTES_MAX
 
     def begin(self, descriptors: socket.socket) -> None:

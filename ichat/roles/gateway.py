@@ -21,7 +21,7 @@ import pathlib
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -167,25 +167,41 @@ async def run(
         announcing = stack.enter_context(contextlib.ExitStack())
         announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
         giver = GatewayGiver(components, state, listeners, notifier)
-        async with _ending_relays(relays), trio.open_nursery() as background:
-            await _start_background(background, components, notifier)
-            async with trio.open_nursery() as deciding:
-                server = TakeoverServer(state.path, giver, state.term)
-                await _start_deciding(deciding, components, state.log_directory, notifier)
-                await deciding.start(giver.run)
-                await deciding.start(server.serve_forever)
-                inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
-                old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
-                running = _Running(components, listeners, inner, notifier, server, old)
-                try:
-                    if not await _serve_until_told(running, task_status):
-                        announcing.pop_all()
-                finally:
-                    close_all(listeners)
-                    components.data.context.pool.close_idle()
-                    components.control.log_store.close()
-                deciding.cancel_scope.cancel()
-            background.cancel_scope.cancel()
+        old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
+        try:
+            if not await _run(components, giver, listeners, old, task_status):
+                announcing.pop_all()
+        finally:
+            await _end_relays_if_cut_off(relays)
+
+
+async def _run(
+    components: Components,
+    giver: GatewayGiver,
+    listeners: list[socket.socket],
+    serve_old: Callable[[], Awaitable[None]] | None,
+    task_status: trio.TaskStatus[int],
+) -> bool:
+    """Run all tasks of a gateway to its end; see `_serve_until_told`."""
+    state, notifier = giver.state, giver.notifier
+    async with trio.open_nursery() as background:
+        await _start_background(background, components, notifier)
+        async with trio.open_nursery() as deciding:
+            server = TakeoverServer(state.path, giver, state.term)
+            await _start_deciding(deciding, components, state.log_directory, notifier)
+            await deciding.start(giver.run)
+            await deciding.start(server.serve_forever)
+            inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+            running = _Running(components, listeners, inner, notifier, server, serve_old)
+            try:
+                is_over = await _serve_until_told(running, task_status)
+            finally:
+                close_all(listeners)
+                components.data.context.pool.close_idle()
+                components.control.log_store.close()
+            deciding.cancel_scope.cancel()
+        background.cancel_scope.cancel()
+    return is_over
 
 
 async def _state_of(
@@ -208,15 +224,11 @@ async def _report_life_forever(notifier: Notifier) -> None:
         await trio.sleep(notifier.watchdog_s / 2)
 
 
-@contextlib.asynccontextmanager
-async def _ending_relays(relays: Relays | None) -> AsyncGenerator[None]:
+async def _end_relays_if_cut_off(relays: Relays | None) -> None:
     """End the relays if this task is cancelled from outside: they outlive an error, and wait for the next start."""
-    try:
-        yield
-    finally:
-        if relays is not None and trio.current_effective_deadline() == -math.inf:
-            with trio.move_on_after(KILL_S, shield=True):
-                await relays.kill_all()
+    if relays is not None and trio.current_effective_deadline() == -math.inf:
+        with trio.move_on_after(KILL_S, shield=True):
+            await relays.kill_all()
 
 
 async def _start_background(nursery: trio.Nursery, components: Components, notifier: Notifier) -> None:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 async def listen(settings: ServerSettings, notifier: Notifier, adopted: list[socket.socket]) -> list[socket.socket]:
     """Listen as configured: with the listeners of relays, or the service manager's where they have these addresses.
 
-    Raises Exit 69 if the address is taken.
+    Raises Exit 69 if another process has the address.
     """
     handed = adopt_listeners(notifier.descriptors)
     if adopted:

@@ -81,7 +81,7 @@ class GatewayGiver:
         self.relays = [] if components.data.relays is None else [components.data.relays]
         """Those of this process, and those that an old process has left to end here."""
         self._listeners = listeners
-        self._notifier = notifier
+        self.notifier = notifier
         self._holding = trio.CancelScope()
         self._is_frozen = False
         self._inner = InnerSocket(
@@ -167,7 +167,7 @@ class GatewayGiver:
 
     def follow(self, new_pid: int) -> None:
         """Have the new process decide: waiting and further requests are forwarded to it."""
-        self._notifier.follow(new_pid)
+        self.notifier.follow(new_pid)
         for relays in self.relays:
             relays.hand_over()
         data = self.components.data

@@ -8,6 +8,7 @@ import trio
 
 from ichat import errors
 from ichat.admin.app import make_app
+from ichat.admin.calls import ControlCalls
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
 from ichat.config.schema import Config, Security
@@ -66,6 +67,7 @@ def ask(loader):
         Reloader: types.SimpleNamespace(config=Config()),
         Auth: Auth(Security()),
         Seal: seal,
+        ControlCalls: ControlCalls(),
     }
     client = make_app(parts).test_client()
 
