@@ -10,7 +10,6 @@ import tempfile
 
 import attrs
 import hypothesis
-import psutil
 import pytest
 import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
@@ -42,12 +41,6 @@ def pytest_addoption(parser):
     """Let all gateways in the process of the tests have relays."""
     parser.addoption("--relays", type=int, default=0, help="how many relays gateways in the tests' process have")
     parser.addoption("--relays-part", type=int, default=1, help="with --relays: run one of so many tests of each file")
-
-
-def pytest_configure(config):
-    """Let a gateway that a test cuts off leave its relays as a process that dies does: open."""
-    if config.getoption("relays"):
-        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def _why_without_relays(item):
@@ -89,12 +82,7 @@ def _with_relays(request, monkeypatch):
         async def run_with_relays(config, file=None, **more):
             if file is not None:
                 file = _FileWithRelays(file.path, file.seen, file.log_format, count)
-            try:
-                await run(_with_count(config, count), file, **more)
-            finally:
-                for process in psutil.Process().children():
-                    if "relay" in process.cmdline():
-                        process.kill()  # it would wait for the next owner
+            await run(_with_count(config, count), file, **more)
 
         monkeypatch.setattr(gateway, "run", run_with_relays)
 
