@@ -126,6 +126,12 @@ def listen(directory: str) -> socket.socket:
     return sock
 
 
+def forget(directory: str) -> None:
+    """Remove the socket at which this process has listened."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(directory, SOCKET))
+
+
 def connect(directory: str) -> OtherProcess | None:
     """Connect to the gateway of a state directory; None if none can be reached. Raises Exit 69."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

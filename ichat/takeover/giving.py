@@ -11,7 +11,7 @@ import trio
 
 from ichat.listeners import Listeners, wait_any
 from ichat.relays.values import FrameError
-from ichat.takeover.connection import OtherProcess, listen, real_path, to_memory
+from ichat.takeover.connection import OtherProcess, forget, listen, real_path, to_memory
 from ichat.takeover.handover import ANSWER_S, Act, Message, OldSide
 
 log = logging.getLogger(__name__)
@@ -98,14 +98,18 @@ class TakeoverServer(Generic[GiverT]):
             log.error("no other process can get this gateway: %s", error.strerror or error)
             task_status.started()
             return
-        with listener:
-            task_status.started()
+        task_status.started()
+        try:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await trio.lowlevel.wait_readable(listener)
                     with contextlib.suppress(OSError):
                         sock, _ = listener.accept()
                         self._nursery.start_soon(self._serve, sock)
+        finally:
+            listener.close()
+            if not self.gone.is_set():
+                forget(self._directory)
 
     async def wait_gone(self, signal: Callable[[], Awaitable[object]]) -> bool:
         """Wait until another process has the gateway, or for a signal; return whether another process has it then."""

@@ -28,7 +28,7 @@ from ichat.observability.logs.lines import (
     LineSplitter,
     Wakeup,
 )
-from ichat.observability.logs.pipes import PipeReader, PipeSource, Tee, follow, make_pipe
+from ichat.observability.logs.pipes import PipeReader, PipeSource, Tee, make_pipe
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream, read_query
 
 
@@ -37,6 +37,10 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.005)
+
+
+def follow(reading, buffer, *sinks, **more):
+    return PipeReader([PipeSource(reading, LineSplitter())], buffer, sinks, **more)
 
 
 def texts(buffer):
@@ -406,7 +410,7 @@ def test_a_line_that_does_not_end_is_shown(tmp_path):
     """A progress bar is seen while it progresses, in its newest state, and the file has it too."""
     reading, writing = make_pipe()
     buffer = LineBuffer()
-    drain = PipeReader([PipeSource(reading, LineSplitter())], buffer, [LogFile(str(tmp_path), "w")], partial_s=0.05)
+    drain = follow(reading, buffer, LogFile(str(tmp_path), "w"), partial_s=0.05)
     os.write(writing, b"\r 1%\r 2%")
     until(lambda: texts(buffer) == texts(load(str(tmp_path / "w.log"))) == [" 2%"])
     os.write(writing, b"\r 3%\n")
@@ -460,7 +464,7 @@ def test_one_change_for_many_lines():
     reading, writing = make_pipe()
     os.write(writing, b"x\n" * 30_000)
     os.close(writing)
-    assert PipeReader([PipeSource(reading, LineSplitter())], buffer).join(LIMIT_S)
+    assert follow(reading, buffer).join(LIMIT_S)
     assert changes == [30_000, 30_000]
 
 

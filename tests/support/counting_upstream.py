@@ -51,26 +51,28 @@ class CountingUpstream:
                 with self._lock:
                     self.now += 1
                     self.most = max(self.most, self.now)
+                end = b""
                 try:
-                    self._answer(sock, body)
+                    end = self._answer(sock, body)
                 finally:
                     with self._lock:
                         self.now -= 1
                         self.served += 1
+                sock.sendall(end)  # after that, another request may arrive at once
 
     def _answer(self, sock, body):
+        """Send a response but for its last bytes, and return these."""
         if not body.get("stream"):
             data = json.dumps({"model": "m", "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).encode()
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            sock.sendall(head % len(data) + data)
-            return
+            return head % len(data) + data
         sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         while not self.ends.wait(GAP_S):
             self._send_event(sock, {"choices": [{"delta": {"content": "x"}}]})
         usage = {"prompt_tokens": 5, "completion_tokens": 6}
         self._send_event(sock, {"choices": [], "usage": usage})
         data = b"data: [DONE]\n\n"
-        sock.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
     def _send_event(self, sock, event):
         data = b"data: " + json.dumps(event).encode() + b"\n\n"

@@ -36,7 +36,9 @@ def reconfigurable_classes():
 
 async def test_a_reload_forgets_no_component(tmp_path):
     """Every class that can go on with another configuration is in the list of those that a reload tells."""
-    config = configuration.parse(f'[server_settings]\nport = 4000\nrelays = 1\nstate_directory = "{tmp_path}"\n', "test.toml")
+    config = configuration.parse(
+        f'[server_settings]\nport = 4000\nrelays = 1\nstate_directory = "{tmp_path}"\n', "test.toml"
+    )
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
         assert sorted(type(one).__name__ for one in components.reconfiguration.components) == sorted(
