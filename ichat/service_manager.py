@@ -82,6 +82,10 @@ class Notifier:
         self._is_ready = False
         self.send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(within_s * 1e6)}")
 
+    def would_follow(self, pid: int) -> bool:
+        """Whether another process may replace this process: systemd wants it in the unit's control group."""
+        return not self._address or _control_group_of(pid) == _control_group_of(os.getpid())
+
     def follow(self, pid: int) -> bool:
         """Report that another process replaces this process; return whether that was received."""
         self._is_ready = False
@@ -92,6 +96,15 @@ def become_subreaper() -> None:
     """Have the kernel make this process the parent of orphaned descendants; without effect on older kernels."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _control_group_of(pid: int) -> str:
+    """Return the control groups of a process, in the form of cgroups(7); "" if they cannot be read."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _whole(text: str) -> int:

@@ -49,6 +49,8 @@ LIVED_S = 10.0
 """After this life, the pause is the first again."""
 END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
+KILL_S = 5.0
+"""How long killed relays may need for their end."""
 
 
 class Relays:

@@ -166,7 +166,7 @@ class RelayExchange:
         try:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
-            await admit(parts.desk, facts(bits=HEAD_ONLY)._replace(body_bytes=0))
+            await admit(parts.desk, facts(bits=HEAD_ONLY)._replace(body_bytes=0))  # noqa: ASYNC120 then it has no answer
             body_bytes, own = progress.bytes_in, request.own_id.decode()
             content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
             parts.desk.send(Note("record", 0, {**content, **head_content(request, progress.client.peer)}))

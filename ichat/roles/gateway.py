@@ -42,7 +42,7 @@ from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.observability.usage.earlier_use import restore_windows
 from ichat.relays.earlier_outcomes import earlier_use
-from ichat.relays.owner import Relays
+from ichat.relays.owner import KILL_S, Relays
 from ichat.relays.values import TrioClock
 from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
 from ichat.roles.gateway_start import announce, announce_emptiness, listen
@@ -71,8 +71,6 @@ LOCK_LOOKS, LOCK_LOOK_S = 40, 0.05
 """How often a takeover looks whether a process that ends has left the lock of the state directory, and the pause."""
 END_S = 30.0
 """The time for the rest of the end, after the drain and the end of the workers."""
-KILL_S = 5.0
-"""How long killed relays may need for their end."""
 LOG_END_S = 2.0
 """How long clients that follow a log have to get its last lines when the gateway ends."""
 
@@ -154,6 +152,7 @@ async def run(
             secure_parts(config, _kept_keys(config))
         takeover = await ask(config, stack) if takes_over else None
         handed = handed_by(takeover, config)
+        notifier = notifier if handed is None else handed.notifier_or(notifier)
         state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
         tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
@@ -172,7 +171,7 @@ async def run(
             if not await _run(components, giver, listeners, old, task_status):
                 announcing.pop_all()
         finally:
-            await _end_relays_if_cut_off(relays)
+            await _end_relays_if_cut_off(relays)  # noqa: ASYNC102 it has a shield with a bound
 
 
 async def _run(
@@ -304,7 +303,7 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                 task_status.started(port_of(listeners))
                 if await running.server.wait_gone(partial(anext, signals)):
                     await end_connections(components, running.server, doors, signals)
-                    return False
+                    return False  # noqa: ASYNC121 both nurseries are cancelled
                 timeouts = components.reloader.config.timeouts
                 running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
                 log.info("stop signal: draining; a second signal stops at once")

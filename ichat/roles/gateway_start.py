@@ -38,7 +38,7 @@ async def listen(settings: ServerSettings, notifier: Notifier, adopted: list[soc
     try:
         listeners = await open_listeners(settings.host, settings.port, handed)
     except Exit:
-        holders = await trio.to_thread.run_sync(port_holders, settings.port)
+        holders = await trio.to_thread.run_sync(port_holders, settings.port)  # noqa: ASYNC120 then the task ends
         if any(one.relay_of for one in holders):
             [sentence] = problems_of_port(settings.host, settings.port, "taken", holders)
             raise Exit(EXIT_UNAVAILABLE, sentence) from None

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import cattrs
@@ -27,14 +27,9 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.listeners import Listeners
 from ichat.relays.forwarding import InnerSocket
+from ichat.relays.owner import KILL_S
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.roles.gateway_components import (
-    Components,
-    begin_desks,
-    import_parts,
-    inner_door,
-    make_relays,
-)  # fmt: skip
+from ichat.roles.gateway_components import Components, begin_desks, import_parts, inner_door, make_relays
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 from ichat.service_manager import Notifier
@@ -101,13 +96,15 @@ class GatewayGiver:
     def _all_relays(self) -> list[RelayAtOwner]:
         return [relay for relays in self.relays for relay in relays.relays.values()]
 
-    def busy(self) -> str:
-        """Return in a sentence why this gateway cannot be handed over now; "" if it can."""
+    def busy(self, new_pid: int) -> str:
+        """Return in a sentence why that process cannot get this gateway now; "" if it can."""
         if os.getpid() == 1:
             return (
                 "The running gateway is process 1 of a container, which ends with that process: stop the container,"
                 " and start another."
             )
+        if not self.notifier.would_follow(new_pid):
+            return "The running gateway is a service of systemd, and this process is not part of it: restart it."
         if not self.state.is_kept or not os.path.exists(os.path.join(self.state.path, "lock")):
             return "The running gateway keeps no state: stop it, and start this program."
         if self.components.reloader.is_changing:
@@ -214,6 +211,7 @@ class GatewayGiver:
             "address": address_name(settings.host, settings.port),
             "listeners": len(self._descriptors()),
             "has_relays": bool(self.relays),
+            "notifier": self.notifier.variables(),
         }
 
     def _descriptors(self) -> list[int]:
@@ -257,6 +255,11 @@ class HandedGateway:
     def has_relays(self) -> bool:
         """Whether the old process leaves relays."""
         return self._about.get("has_relays") is True
+
+    def notifier_or(self, own: Notifier) -> Notifier:
+        """Return the service manager of the old process, which follows this process; if it has none, `own`."""
+        variables = cast("dict[str, str]", self._about.get("notifier", {}))
+        return Notifier.taken_from({**variables}) if variables else own
 
     async def begin(self, components: Components, takeover: Takeover) -> list[socket.socket]:
         """Restore everything in the parts of this gateway, and return the listeners when this process decides.
@@ -361,15 +364,13 @@ async def _end_relays(giver: GatewayGiver) -> None:
                 await relay.gone.wait()
         finally:
             giver.relays.remove(relays)
-            await relays.kill_all()
+            with trio.move_on_after(KILL_S, shield=True):
+                await relays.kill_all()
         nursery.cancel_scope.cancel()
 
 
 async def end_connections(
-    components: Components,
-    server: TakeoverServer[GatewayGiver],
-    doors: trio.Nursery,
-    signals: AsyncIterator[int],
+    components: Components, server: TakeoverServer[GatewayGiver], doors: trio.Nursery, signals: AsyncIterator[int]
 ) -> None:
     """End the connections of this process, now that another process has its gateway."""
     door = components.data.door

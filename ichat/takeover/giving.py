@@ -42,8 +42,8 @@ class Handed(NamedTuple):
 class Giver(Protocol):
     """A gateway that can be handed over."""
 
-    def busy(self) -> str:
-        """Return in a sentence why it cannot be handed over now; "" if it can."""
+    def busy(self, new_pid: int) -> str:
+        """Return in a sentence why that process cannot get it now; "" if it can."""
         ...
 
     async def freeze(self) -> Handed:
@@ -142,7 +142,7 @@ class TakeoverServer(Generic[GiverT]):
                 hello = await _first_message(peer)
             except (OSError, FrameError, trio.TooSlowError):
                 return
-            if why := self.side.refusal(hello.content, self.giver.busy()):
+            if why := self.side.refusal(hello.content, self.giver.busy(peer.pid)):
                 log.warning("a takeover by process %d is refused: %s", peer.pid, why)
                 with contextlib.suppress(OSError):
                     peer.send(Message("refuse", {"why": why}))

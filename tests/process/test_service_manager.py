@@ -103,6 +103,20 @@ def test_a_refused_reload_ends_for_the_service_manager(start, manager, configura
     assert program.stop() == 0
 
 
+def test_the_service_manager_follows_a_takeover(start, manager, configuration):
+    """It learns its new main process, which reports ready and stopping, though somebody has started it by hand."""
+    path, _ = configuration()
+    old = start(ichat("gateway", "-c", path), NOTIFY_SOCKET=manager.sock.getsockname(), WATCHDOG_USEC="1000000")
+    manager.until("READY=1")
+    new = start(ichat("gateway", "-c", path, "--takeover"))
+    assert manager.until("MAINPID=")[-1] == f"MAINPID={new.process.pid}"
+    assert manager.until("READY=1")
+    assert old.process.wait(LIMIT_S) == 0
+    new.process.send_signal(signal.SIGTERM)
+    assert manager.until("STOPPING=1")
+    assert new.process.wait(LIMIT_S) == 0
+
+
 def test_sockets_of_the_service_manager_are_used_where_they_are_configured(start, configuration):
     """A connection that came before the gateway is answered; a socket with another address is closed."""
     path, port = configuration()

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -84,3 +86,12 @@ def test_an_abstract_address_begins_with_an_at_sign():
         sock.bind(b"\0ichat-test-%d" % os.getpid())
         assert Notifier(f"@ichat-test-{os.getpid()}").send("READY=1")
         assert sock.recv(100) == b"READY=1"
+
+
+def test_a_process_of_another_control_group_is_not_followed():
+    """A service manager keeps only a main process of the service's own group; without one, any process may follow."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert Notifier("/n").would_follow(child.pid)
+    child.communicate(b"\n")  # a process that has ended has no group
+    assert not Notifier("/n").would_follow(child.pid)
+    assert Notifier().would_follow(child.pid)
