@@ -26,11 +26,11 @@ class ControlCalls:
 
     async def begin(self, method: str) -> None:
         """Count a call; while the gateway is frozen, wait first. Raises ApiError 503."""
-        if not self.gate.is_open:
+        if not self.gate.is_open and not self.is_handed_over:
             with trio.move_on_after(WAIT_S):
                 await self.gate.wait_open()
-            if not self.gate.is_open or self.is_handed_over:
-                raise errors.owner_away()
+        if not self.gate.is_open or self.is_handed_over:
+            raise errors.owner_away()
         self._changing += method not in READS
 
     def end(self, method: str) -> None:

@@ -136,7 +136,7 @@ def _locked(directory: str) -> Generator[None]:
 
 
 def _sweep(directory: str, wait_s: float, *, ends_kept: bool) -> int:
-    saved, _ = read_saved(pathlib.Path(directory, WORKERS_FILE))
+    saved = _saved_of(directory, may_be_damaged=ends_kept)
     kept = frozenset[str]() if ends_kept else kept_in(saved)
     first = left = list(_find(directory, saved, kept))
     for _ in range(ROUNDS_MAX if first else 0):
@@ -150,6 +150,17 @@ def _sweep(directory: str, wait_s: float, *, ends_kept: bool) -> int:
     elif not first and not staying:
         print(f"No process is left of the gateway of {directory}.")
     return EXIT_LEFT if left else 0
+
+
+def _saved_of(directory: str, *, may_be_damaged: bool) -> SavedState:
+    """Return the workers that the gateway has written down. Raises Exit 69 if that is damaged, and matters."""
+    saved, why = read_saved(pathlib.Path(directory, WORKERS_FILE))
+    if why and not may_be_damaged:
+        raise Exit(
+            EXIT_UNAVAILABLE,
+            f"{directory}/{WORKERS_FILE} cannot be used ({why}), and does not say which workers stay: --all ends all.",
+        )
+    return saved
 
 
 def _find(directory: str, saved: SavedState, kept: frozenset[str]) -> Iterator[_Left]:

@@ -96,7 +96,9 @@ def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Generator
     try:
         yield
     finally:
-        if is_elsewhere and _read_own(pointer).strip() == directory:
+        # another process may have got the gateway, and announces it in the same way
+        is_own = _read_own(os.path.join(directory, LOCK_FILE)).partition("\n")[0] == lines[0]
+        if is_elsewhere and is_own and _read_own(pointer).strip() == directory:
             with contextlib.suppress(OSError):
                 os.unlink(pointer)
 

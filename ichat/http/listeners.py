@@ -6,7 +6,7 @@ wait in its queue. So no process shuts it down, and SO_REUSEPORT is not used: ea
 closing it would reset the connections there.
 """
 
-import errno
+import contextlib
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -90,24 +90,20 @@ def reserve_port() -> socket.socket:
 def open_unix_listener(path: str) -> socket.socket:
     """Listen on a unix socket; its directory must be closed to all but its users. Raises Exit 69.
 
-    A socket left by a process that has ended is replaced.
+    A socket of an earlier process is replaced, and the path always leads to a socket.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        _remove_stale(path)
-        sock.bind(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + ".new")
+        sock.bind(path + ".new")
         sock.listen(BACKLOG)
+        os.replace(path + ".new", path)
     except OSError as error:
         sock.close()
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {path}: {error.strerror or error}.") from error
     return sock
-
-
-def _remove_stale(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(path) == errno.ECONNREFUSED:
-            os.unlink(path)
 
 
 def close_all(sockets: list[socket.socket]) -> None:

@@ -76,6 +76,21 @@ class OwnersAbsence(Protocol):
         ...
 
 
+class NewOwner:
+    """The new process: it may need a moment until it answers; see `OwnersAbsence`."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.since: float | None = None
+        self.changed: Listeners[[]] = Listeners()
+
+    def __repr__(self) -> str:
+        return "<NewOwner>"
+
+    async def wait_until_back(self, deadline: float) -> None:
+        """Do not wait: an attempt shows whether it is there."""
+
+
 class InnerSocket:
     """The owner's inner socket, to which a relay forwards the requests that the owner answers itself."""
 

@@ -79,6 +79,10 @@ class Asking:
             await trio.lowlevel.wait_task_rescheduled(self._abandon)
         return self._answers.pop(0) if self._answers else None
 
+    def unread_step(self) -> SentStep | None:
+        """Return the step that the task has not received: it was cancelled in the same turn."""
+        return next((frame for frame in self._answers if isinstance(frame, SentStep)), None)
+
     def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None
         if self._waits_ahead is not None:
@@ -154,7 +158,10 @@ class FrameDesk:
         if self.asking.pop(asking.number, None) is None:
             return
         one = self._talk.requests.get(asking.number)
-        if one is not None and one.phase in ("head", "admitted", "asked"):
+        step = asking.unread_step()
+        if step is not None:
+            self._report_left(step)
+        elif one is not None and one.phase in ("head", "admitted", "asked"):
             self._say(Note("leave", asking.number))
 
     @property
@@ -180,11 +187,15 @@ class FrameDesk:
             asking = self.asking.get(frame.number)
             if asking is not None and has_effect:
                 asking.answer(frame)
-            elif isinstance(frame, SentStep):  # the request has left: nothing was sent
-                outcome = Outcome("left", frame.step.endpoint)
-                self.report(SentOutcome(frame.number, frame.attempt, self.next_seq, outcome, ended_at=self._now()))
+            elif isinstance(frame, SentStep):
+                self._report_left(frame)
         elif isinstance(frame, Note):
             self._receive_note(frame)
+
+    def _report_left(self, step: SentStep) -> None:
+        """Report that the request has left before the step: nothing was sent."""
+        outcome = Outcome("left", step.step.endpoint)
+        self.report(SentOutcome(step.number, step.attempt, self.next_seq, outcome, ended_at=self._now()))
 
     def _receive_note(self, frame: Note) -> None:
         asking = self.asking.get(frame.number)

@@ -83,6 +83,7 @@ class Relays:
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
         self._is_ending = False
+        self._draining = trio.CancelScope()
         self._scope = trio.CancelScope()
         """Of `run`."""
         self._end = trio.Event()
@@ -171,8 +172,7 @@ class Relays:
             began_at = trio.current_time()
             try:
                 if relay is None:
-                    relay = await self._start(number)
-                    keepers.start_soon(self._wait_for, relay)
+                    relay = await self._start(number, keepers)
             except OSError as error:
                 log.error("relay %d cannot be started: %s", number, error.strerror or error)
             else:
@@ -191,16 +191,21 @@ class Relays:
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
             self.figures.note_restart(number)
 
-    async def _start(self, number: int) -> RelayAtOwner:
+    async def _start(self, number: int, keepers: trio.Nursery) -> RelayAtOwner:
         """Start a process, and the talk with it. Raises OSError."""
         relay, frames = await start_relay(
             number, self._directory, self.settings.config,
             log_format=self._log_format, log_level=self.settings.now.log_level,
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
-        relay.hand_over("listen", self._listeners, self._address)
-        self._kept.send_all(relay.pass_on)
-        self._begin_talk(relay, frames)
+        keepers.start_soon(self._wait_for, relay)
+        if self._is_ending:
+            frames.close()
+            relay.kill("its gateway ends")
+        else:
+            relay.pass_on({"kind": "listen", "address": self._address}, [one.fileno() for one in self._listeners])
+            self._kept.send_all(relay.pass_on)
+            self._begin_talk(relay, frames)
         return relay
 
     def _begin_talk(self, relay: RelayAtOwner, frames: socket.socket) -> None:
@@ -262,11 +267,17 @@ class Relays:
                 relay.send(Note("drain"))
             else:
                 relay.kill("it has not begun, and the gateway ends")
-        for relay in draining:
-            await relay.drained.wait()
+        longest = trio.current_time() + self.settings.config.timeouts.drain_s + END_S
+        self._draining.deadline = min(self._draining.deadline, longest)
+        with self._draining:
+            for relay in draining:
+                await relay.drained.wait()
+        for relay in (one for one in draining if not one.drained.is_set()):
+            relay.kill("it has not drained in time")
 
     def hurry(self) -> None:
         """Cut short a drain that is under way or will follow."""
+        self._draining.deadline = min(self._draining.deadline, trio.current_time() + END_S)
         for relay in self.relays.values():
             if relay.state in ("accepting", "retiring", "draining"):
                 relay.send(Note("hurry"))

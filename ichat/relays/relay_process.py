@@ -118,6 +118,8 @@ class RelayProcess:
         await self._ownerless.wait_until_given_up()
         log.error("there was no owner for %g s: this relay ends", self._ownerless.timeouts.ownerless_s)
         await self._drain()
+        if not self._talk.owner_term:
+            self._ended.set()
 
     async def _obey_signals(self) -> None:
         """Retire at SIGTERM: the owner starts another relay."""
@@ -185,12 +187,14 @@ class RelayProcess:
         if self._ownerless.since is not None:
             log.info("the owner of term %d is there", self._talk.term)
         self._ownerless.meet_owner()
+        if self._has_drained:
+            self._report_drained()
 
     def lost_owner(self, why: str) -> None:
         """See `FollowsOwner`: streams go on, and requests wait for the next owner."""
         if self._ended.is_set():
             return
-        if self._door is None or self._has_drained:
+        if self._door is None or (self._has_drained and not self._talk.unsettled):
             self._ended.set()
             return
         log.error("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
@@ -283,17 +287,19 @@ class RelayProcess:
         await self._note_drained()
 
     async def _note_drained(self) -> None:
-        """Report to the owner that no request is left, or end if there is none."""
+        """Report to the owner that no request is left. Without an owner, end, or keep outcomes for the next."""
         if self._parts is not None:
             await self._parts.copies.end()
-        if not self._talk.owner_term:
+        is_first, self._has_drained = not self._has_drained, True
+        if self._talk.owner_term and is_first:
+            self._report_drained()
+        elif not self._talk.owner_term and not self._talk.unsettled:
             self._ended.set()
-        elif not self._has_drained:
-            self._has_drained = True
-            sums = None if self._parts is None else self._parts.gaps.note()
-            if sums is not None:
-                self.send(sums)
-            self.send(Note("drained"))
+
+    def _report_drained(self) -> None:
+        if self._parts is not None and (sums := self._parts.gaps.note()) is not None:
+            self.send(sums)
+        self.send(Note("drained"))
 
     def _on_hurry(self, _frame: Note) -> None:
         if self._door is not None:

@@ -160,16 +160,16 @@ async def run(
         listeners = [] if takeover is None or handed is None else await handed.begin(components, takeover)
         if relays is not None:
             adopted = await relays.find()
+            if listeners:
+                close_all(adopted)  # the same sockets
             listeners = listeners or adopted
         listeners = await listen(config.server_settings, notifier, listeners)
         become_subreaper()
-        announcing = stack.enter_context(contextlib.ExitStack())
-        announcing.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
+        stack.enter_context(announced(state.path, [listener.getsockname()[:2] for listener in listeners]))
         giver = GatewayGiver(components, state, listeners, notifier)
         old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
         try:
-            if not await _run(components, giver, listeners, old, task_status):
-                announcing.pop_all()
+            await _run(components, giver, listeners, old, task_status)
         finally:
             await _end_relays_if_cut_off(relays)  # noqa: ASYNC102 it has a shield with a bound
 
@@ -180,27 +180,26 @@ async def _run(
     listeners: list[socket.socket],
     serve_old: Callable[[], Awaitable[None]] | None,
     task_status: trio.TaskStatus[int],
-) -> bool:
+) -> None:
     """Run all tasks of a gateway to its end; see `_serve_until_told`."""
     state, notifier = giver.state, giver.notifier
     async with trio.open_nursery() as background:
         await _start_background(background, components, notifier)
         async with trio.open_nursery() as deciding:
             server = TakeoverServer(state.path, giver, state.term)
-            await _start_deciding(deciding, components, state.log_directory, notifier)
+            await _start_deciding(deciding, components, giver)
             await deciding.start(giver.run)
             await deciding.start(server.serve_forever)
             inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
             running = _Running(components, listeners, inner, notifier, server, serve_old)
             try:
-                is_over = await _serve_until_told(running, task_status)
+                await _serve_until_told(running, task_status)
             finally:
                 close_all(listeners)
                 components.data.context.pool.close_idle()
                 components.control.log_store.close()
             deciding.cancel_scope.cancel()
         background.cancel_scope.cancel()
-    return is_over
 
 
 async def _state_of(
@@ -240,23 +239,34 @@ async def _start_background(nursery: trio.Nursery, components: Components, notif
     await nursery.start(data.context.shadows.run_forever)
 
 
-async def _start_deciding(nursery: trio.Nursery, components: Components, directory: str, notifier: Notifier) -> None:
-    """Start the tasks that only the process with the gateway has. `directory` has the logs."""
+async def _decide(
+    components: Components, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve the control plane, and follow and check workers, until `scope` is cancelled: another process does so."""
+    control = components.control
+    with scope:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(components.serve_control)
+            nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
+            nursery.start_soon(components.checker.probe_forever)
+            task_status.started()
+
+
+async def _start_deciding(nursery: trio.Nursery, components: Components, giver: GatewayGiver) -> None:
+    """Start the tasks that only the process with the gateway has."""
     control, data, reloader = components.control, components.data, components.reloader
     context, supervisor = data.context, control.supervisor
-    await nursery.start(components.serve_control)
+    await nursery.start(_decide, components, giver.deciding)
     await nursery.start(control.ledger.run)
-    nursery.start_soon(control.log_store.follow_forever, LogSources(control.fleet.table, control.auth))
-    nursery.start_soon(_prune_forever, directory, reloader)
+    nursery.start_soon(_prune_forever, giver.state.log_directory, reloader)
     nursery.start_soon(reap_forever, supervisor if data.relays is None else KnownPids((supervisor, data.relays)))
     nursery.start_soon(data.metrics.watch_loop_forever)
-    nursery.start_soon(components.checker.probe_forever)
     nursery.start_soon(control.monitor.watch_forever, LOOK_S)
     nursery.start_soon(components.history.sample_forever)
     nursery.start_soon(components.events.run_forever)
     nursery.start_soon(retry_forever, context.balancer)
     nursery.start_soon(reloader.watch_forever)
-    nursery.start_soon(reloader.obey_signals_forever, notifier.reloading)
+    nursery.start_soon(reloader.obey_signals_forever, giver.notifier.reloading)
     nursery.start_soon(components.key_store.expire_forever)
 
 
@@ -275,11 +285,11 @@ class _Running:
     """Answers the requests that an old process gets."""
 
 
-async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]) -> bool:
+async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]) -> None:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end.
 
     With relays, those accept from the listeners, and the front door is for the requests that they forward to `inner`.
-    Return False if another process has the gateway then: the workers stay, and the connections end without haste.
+    If another process has the gateway then, the workers stay, and the connections end without haste.
     """
     components, listeners, inner = running.components, running.listeners, running.inner
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
@@ -299,11 +309,12 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                     await relays.open()
                 announce(components.data.context, listeners, components.reloader.path)
                 announce_emptiness(components.reloader)
+                running.server.giver.is_starting = False
                 running.notifier.ready()
                 task_status.started(port_of(listeners))
                 if await running.server.wait_gone(partial(anext, signals)):
                     await end_connections(components, running.server, doors, signals)
-                    return False  # noqa: ASYNC121 both nurseries are cancelled
+                    return  # noqa: ASYNC121 both nurseries are cancelled
                 timeouts = components.reloader.config.timeouts
                 running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
                 log.info("stop signal: draining; a second signal stops at once")
@@ -321,7 +332,6 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
-    return True
 
 
 async def _restore_windows(control: Control, relays: Relays | None) -> None:

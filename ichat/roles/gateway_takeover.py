@@ -15,7 +15,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import __version__, errors
 from ichat.config.own_secret import directory_for
-from ichat.config.schema import Config, Timeouts
+from ichat.config.schema import Config
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.fleet.packed_args import ArgsPacker
 from ichat.fleet.saved_records import record_of, restore_record
@@ -25,15 +25,14 @@ from ichat.http.leaving import Retirement
 from ichat.http.listeners import address_name, adopt_listeners, close_all, open_unix_listener
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.listeners import Listeners
-from ichat.relays.forwarding import InnerSocket
+from ichat.relays.forwarding import InnerSocket, NewOwner
 from ichat.relays.owner import KILL_S
 from ichat.relays.relay_at_owner import RelayAtOwner
 from ichat.roles.gateway_components import Components, begin_desks, import_parts, inner_door, make_relays
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 from ichat.service_manager import Notifier
-from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory
+from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory, leave_lock
 from ichat.takeover.getting import Received, Takeover, ask_for_gateway
 from ichat.takeover.giving import CannotFreezeError, Handed, TakeoverServer
 from ichat.takeover.snapshot import (
@@ -49,20 +48,8 @@ from ichat.takeover.snapshot import (
 
 log = logging.getLogger(__name__)
 
-
-class NewOwner:
-    """The new process: it may need a moment until it answers; see `OwnersAbsence`."""
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        self.timeouts = timeouts
-        self.since: float | None = None
-        self.changed: Listeners[[]] = Listeners()
-
-    def __repr__(self) -> str:
-        return "<NewOwner>"
-
-    async def wait_until_back(self, deadline: float) -> None:
-        """Do not wait: an attempt shows whether it is there."""
+LAST_CALLS_S = 0.5
+"""How long calls that have waited for the takeover have to get their answers."""
 
 
 class GatewayGiver:
@@ -77,6 +64,10 @@ class GatewayGiver:
         """Those of this process, and those that an old process has left to end here."""
         self._listeners = listeners
         self.notifier = notifier
+        self.is_starting = True
+        """Whether it has not begun to serve, so that it does not know its workers yet."""
+        self.deciding = trio.CancelScope()
+        """Of the tasks that only the process that decides has."""
         self._holding = trio.CancelScope()
         self._is_frozen = False
         self._inner = InnerSocket(
@@ -103,6 +94,8 @@ class GatewayGiver:
                 "The running gateway is process 1 of a container, which ends with that process: stop the container,"
                 " and start another."
             )
+        if self.is_starting:
+            return "The running gateway is starting: try again later."
         if not self.notifier.would_follow(new_pid):
             return "The running gateway is a service of systemd, and this process is not part of it: restart it."
         if not self.state.is_kept or not os.path.exists(os.path.join(self.state.path, "lock")):
@@ -142,16 +135,15 @@ class GatewayGiver:
 
     def thaw(self) -> None:
         """Go on."""
-        if self._is_frozen:
-            self._is_frozen = False
-            self._holding.cancel()
-            self.components.control.ledger.gate.open()
-            self.components.control.supervisor.thaw()
-            for relay in self._all_relays():
-                relay.go_on(trio.current_time())
-            data = self.components.data
-            data.door.use_answers(data.handler.answer, data.handler.authenticate)
-            self.components.calls.gate.open()
+        self._is_frozen = False
+        self._holding.cancel()
+        self.components.control.ledger.gate.open()
+        self.components.control.supervisor.thaw()
+        for relay in self._all_relays():
+            relay.go_on(trio.current_time())
+        data = self.components.data
+        data.door.use_answers(data.handler.answer, data.handler.authenticate)
+        self.components.calls.gate.open()
 
     def let_go(self) -> None:
         """Stop reading the outputs of workers."""
@@ -164,6 +156,8 @@ class GatewayGiver:
 
     def follow(self, new_pid: int) -> None:
         """Have the new process decide: waiting and further requests are forwarded to it."""
+        leave_lock(self.state.lock)
+        self.deciding.deadline = trio.current_time() + LAST_CALLS_S
         self.notifier.follow(new_pid)
         for relays in self.relays:
             relays.hand_over()

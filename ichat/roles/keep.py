@@ -97,7 +97,9 @@ class Keeper:
         self._reap()
         os.close(self._main_fd)
         self._main, self._main_fd = 0, -1
-        return EXIT_SOFTWARE if self._code is None else self._code
+        if self._code is not None:
+            return self._code
+        return 0 if self._is_stopping else EXIT_SOFTWARE  # a process that a takeover has brought is no child
 
     def _use(self, pid: int) -> None:
         """Keep this process from now on. Raises ProcessLookupError if it has ended."""
@@ -146,7 +148,7 @@ class Keeper:
         for line in message.decode(errors="replace").splitlines():
             name, _, value = line.partition("=")
             if name == "MAINPID" and value.isdecimal():
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError, OverflowError):
                     self._use(int(value))
             elif line in ("READY=1", "WATCHDOG=1") and not self._is_stopping:
                 self._silent_at = time.monotonic() + self._watchdog_s

@@ -264,14 +264,24 @@ def handed_state(directory: str, log_directory: str | None, lock: int) -> Genera
     Raises Exit 69 if it cannot be used.
     """
     try:
-        term, secret = raise_term(directory), keep_secret(directory)
+        try:
+            term, secret = raise_term(directory), keep_secret(directory)
+        except OSError as error:
+            why = error.strerror or error
+            raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
         logs = log_directory or os.path.join(directory, "logs")
         yield StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
-    except OSError as error:
-        why = error.strerror or error
-        raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
     finally:
         os.close(lock)
+
+
+def leave_lock(lock: int) -> None:
+    """Leave the lock to the process that has got a copy of this descriptor; the number stays valid here."""
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.dup2(nothing, lock, inheritable=False)
+    finally:
+        os.close(nothing)
 
 
 def _usual_path(settings: ServerSettings) -> str | None:

@@ -34,6 +34,8 @@ class Takeover:
         self.side = NewSide()
         self.received: Received | None = None
         """Set from the snapshot on."""
+        self._why = ""
+        """Why this process will not get the gateway."""
         self._more: list[tuple[Mapping[str, Any], Sequence[int]]] = []
 
     def __repr__(self) -> str:
@@ -55,8 +57,9 @@ class Takeover:
         """
         hello = {"protocol": PROTOCOL, "directory": real_path(directory), "build": build, "pid": os.getpid()}
         self._do(self.side.begin(hello, trio.current_time()))
-        while self.side.state in ("greeting", "freezing"):
+        while self.side.state in ("greeting", "freezing") and not self._why:
             await self._wait_and_step()
+        self._check()
         return self.side.state == "building"
 
     async def begin(self) -> None:
@@ -68,11 +71,19 @@ class Takeover:
                 async def obey() -> None:
                     async for _ in signals:
                         self._do(self.side.stop())
+                        if self._why:
+                            nursery.cancel_scope.cancel()
 
                 nursery.start_soon(obey)
-                while self.side.state != "owner":
+                while self.side.state != "owner" and not self._why:
                     await self._wait_and_step()
                 nursery.cancel_scope.cancel()
+        self._check()
+
+    def _check(self) -> None:
+        """Raise Exit 69 if this process will not get the gateway."""
+        if self._why:
+            raise Exit(EXIT_UNAVAILABLE, f"There was no takeover: {self._why}")
 
     def close(self) -> None:
         """Close the connection. The old process goes on if it has not handed over: it sees the end of this process."""
@@ -135,7 +146,7 @@ class Takeover:
                 self._receive_all()
                 self._do(self.side.closed())
             elif act.kind == "end":
-                raise Exit(EXIT_UNAVAILABLE, f"There was no takeover: {act.why}")
+                self._why = act.why or "it was stopped"
 
 
 async def ask_for_gateway(directory: str, build: str) -> Takeover | None:

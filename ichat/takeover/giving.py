@@ -240,6 +240,8 @@ class TakeoverServer(Generic[GiverT]):
                 self._do(self.side.failed_to_freeze(str(error), trio.current_time()))
             else:
                 self._do(self.side.froze(self._handed.snapshot, trio.current_time()))
+        if scope.cancelled_caught:
+            self.giver.thaw()  # the freeze may have gone on until its next wait
 
     def _go(self) -> None:
         """Let the new process decide, if it is there to hear of it."""
