@@ -346,8 +346,13 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str, prefix: st
 
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter_of(form, sys.stderr.fileno()))
+
+    def begin_with_prefix(record: logging.LogRecord) -> bool:
+        record.msg = f"{prefix}{record.msg}"
+        return True
+
     if prefix:
-        handler.addFilter(lambda record: setattr(record, "msg", prefix + str(record.msg)) is None)
+        handler.addFilter(begin_with_prefix)
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
     ours.addHandler(handler)

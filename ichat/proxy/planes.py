@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ichat import errors
-from ichat.http.heads import Headers
+from ichat.errors import ApiError
 from ichat.http.request import Request
 from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import ROUTES
@@ -28,21 +28,7 @@ RequestKind = Literal["model", "engine", "response", "preflight", "worker", "con
 
 def is_control(path: bytes) -> bool:
     """Return whether a path belongs to the control plane."""
-    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
-
-
-def is_for_model(method: bytes, path: bytes, headers: Headers, cors: Cors | None) -> bool:
-    """Return whether a request is answered by an upstream of a model; other methods of such paths are refused."""
-    is_post = method == b"POST"
-    if is_post and path in ROUTES:
-        return True
-    if is_control(path) or (is_post and path in JOINS):
-        return False
-    if cors is not None and cors.is_preflight(method, path, headers):
-        return False
-    if path.startswith(_RESPONSES):
-        return path.startswith(_RESPONSES + b"resp_") if is_post else method in (b"GET", b"HEAD", b"DELETE")
-    return is_post and path.startswith(b"/v1/") and not is_wrong_base(path)
+    return path not in ROUTES and (path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW))
 
 
 def kind_of(request: Request, cors: Cors | None) -> RequestKind:
@@ -61,6 +47,15 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
     if is_post and path.startswith(b"/v1/") and not is_wrong_base(path):
         return "engine"
     return "wrong_method" if path in ROUTES else "nowhere"
+
+
+def is_for_model(request: Request, cors: Cors | None) -> bool:
+    """Return whether a request is answered by an upstream of a model, so that a relay can move its bytes."""
+    try:
+        kind = kind_of(request, cors)
+    except ApiError:  # the owner refuses it
+        return False
+    return kind in ("model", "response") or (kind == "engine" and not request.path.startswith(_RESPONSES))
 
 
 def _is_about_response(request: Request) -> bool:

@@ -336,7 +336,7 @@ class RelayProcess:
         """Have a request answered. Raises ApiError if nothing has been sent."""
         if self._link.is_behind:
             raise errors.owner_away()
-        if is_for_model(request.method, request.path, request.headers, self._cors):
+        if is_for_model(request, self._cors):
             assert self._parts is not None
             await RelayExchange(self._parts, request, client).forward()
             return

@@ -4,7 +4,7 @@ import pytest
 
 from ichat.errors import ApiError
 from ichat.http.request import Request
-from ichat.proxy.planes import is_control, kind_of
+from ichat.proxy.planes import is_control, is_for_model, kind_of
 from ichat.security.cors import cors_of
 
 CORS = cors_of(["https://page.example"], is_control)
@@ -53,3 +53,21 @@ def test_a_kept_response_has_no_other_methods():
     with pytest.raises(ApiError) as refused:
         kind_of(request_of(b"PUT", b"/v1/responses/resp_1"), None)
     assert refused.value.status == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "moves"),
+    [
+        (b"POST", b"/v1/chat/completions", True),
+        (b"POST", b"/v1/files", True),
+        (b"GET", b"/v1/responses/resp_1", True),
+        (b"POST", b"/v1/responses/compact", False),
+        (b"PUT", b"/v1/responses/resp_1", False),
+        (b"GET", b"/v1/chat/completions", False),
+        (b"POST", b"/v1/workers/heartbeat", False),
+        (b"GET", b"/v1/models", False),
+    ],
+)
+def test_a_relay_moves_the_bytes_of_requests_to_models(method, path, moves):
+    """All others are the owner's: so are those that it refuses."""
+    assert is_for_model(request_of(method, path), None) == moves
