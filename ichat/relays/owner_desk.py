@@ -71,7 +71,7 @@ class OwnerDesk(RelayDesk):
         *,
         decisions: Histogram,
     ) -> None:
-        """`decisions` counts the seconds until the first answer to each request."""
+        """`decisions` counts the seconds until the first answer to each whole request."""
         self._relay = relay
         self._decisions = decisions
         self._handler = handler
@@ -100,7 +100,8 @@ class OwnerDesk(RelayDesk):
         if isinstance(frame, SentAsk):
             began_at = time.perf_counter()
             self._ask(frame)
-            self._decisions.add(time.perf_counter() - began_at)
+            if not frame.bits & HEAD_ONLY:
+                self._decisions.add(time.perf_counter() - began_at)
         elif isinstance(frame, SentOutcome):
             self._end_attempt(frame)
         elif isinstance(frame, HeadSeen):
