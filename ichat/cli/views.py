@@ -130,8 +130,8 @@ def show_troubles(screen: Screen, troubles: Sequence[str]) -> None:
 def _relay(relay: Json) -> str:
     """Return a process that moves bytes, in words."""
     number, pid, state = relay.get("number"), relay.get("pid"), relay.get("state")
-    memory = size(relay.get("rss_bytes"))
-    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections, {memory}"
+    memory = f", {size(used)}" if (used := relay.get("rss_bytes")) else ""  # it reports it a second after its start
+    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections{memory}"
 
 
 def show_status(screen: Screen, status: Json) -> None:
@@ -144,7 +144,7 @@ def show_status(screen: Screen, status: Json) -> None:
         ("version", gateway.get("version")),
         ("process", gateway.get("pid")),
         ("up", duration(gateway.get("uptime_s"))),
-        ("relays", ", ".join(map(_relay, objects_of(gateway.get("relays")))) or None),
+        ("relays", "; ".join(map(_relay, objects_of(gateway.get("relays")))) or None),
         ("cpu", f"{percent(cpu.get('use'))} of {cpu.get('count', NONE)}" if cpu else None),
         ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),

@@ -255,6 +255,6 @@ def _holder_of(lock: str) -> int | None:
         return None
     locks = [line.split() for line in text_of("/proc/locks").splitlines() if "FLOCK" in line]
     holder = next((words[4] for words in locks if len(words) > 5 and words[5].endswith(f":{inode}")), "")
-    own = text_of(lock)  # it counts as this machine or container does
+    own = text_of(lock).partition("\n")[0]  # it counts as this container does; a lock may be another process's by now
     found = own if holder and own.isdecimal() else holder
     return int(found) if found.isdecimal() else None

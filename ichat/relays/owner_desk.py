@@ -98,10 +98,7 @@ class OwnerDesk(RelayDesk):
     def receives(self, frame: Frame) -> None:
         """Called with each frame about a request. Raises TalkError."""
         if isinstance(frame, SentAsk):
-            began_at = time.perf_counter()
             self._ask(frame)
-            if not frame.bits & HEAD_ONLY:
-                self._decisions.add(time.perf_counter() - began_at)
         elif isinstance(frame, SentOutcome):
             self._end_attempt(frame)
         elif isinstance(frame, HeadSeen):
@@ -173,6 +170,12 @@ class OwnerDesk(RelayDesk):
             self._context.shadows.end(copy, _CANCELLED, None)
 
     def _ask(self, asked: SentAsk) -> None:
+        began_at = time.perf_counter()
+        self._decide(asked)
+        if not asked.bits & HEAD_ONLY:
+            self._decisions.add(time.perf_counter() - began_at)
+
+    def _decide(self, asked: SentAsk) -> None:
         head, handler = self._head_of(asked), self._handler
         try:
             caller = handler.authenticate(head, asked.peer)

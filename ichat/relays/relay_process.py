@@ -197,7 +197,7 @@ class RelayProcess:
         if self._door is None or (self._has_drained and not self._talk.unsettled):
             self._ended.set()
             return
-        log.error("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
+        log.warning("the owner has gone%s: requests wait for the next", f" ({why})" if why else "")
         self._offered.forget()
         self._ownerless.lose_owner()
         self._desk.drop_copies()

@@ -3,6 +3,7 @@
 import http.client
 import signal
 import socket
+import subprocess
 import sys
 
 import psutil
@@ -112,6 +113,8 @@ def test_the_service_manager_follows_a_takeover(start, manager, configuration):
     assert manager.until("MAINPID=")[-1] == f"MAINPID={new.process.pid}"
     assert manager.until("READY=1")
     assert old.process.wait(LIMIT_S) == 0
+    found = subprocess.run(ichat("doctor", "-c", path), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert f"The gateway runs (process {new.process.pid})" in found.stdout
     new.process.send_signal(signal.SIGTERM)
     assert manager.until("STOPPING=1")
     assert new.process.wait(LIMIT_S) == 0
