@@ -128,7 +128,9 @@ async def _until(stream, data, end):
 
 
 def _has_ended(sock):
-    """Return whether the other side has closed a connection."""
+    """Return whether a connection is closed, here or at the other side."""
+    if sock.fileno() < 0:
+        return True
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
