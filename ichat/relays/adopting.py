@@ -1,8 +1,9 @@
 """The owner's first meeting with the relays of earlier owners: until each of them has reported, or has ended."""
 
+import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 import trio
 
@@ -10,7 +11,7 @@ from ichat.listeners import Listeners
 from ichat.relays.adoption import Adopted, Adoption
 from ichat.relays.found_relays import FoundRelay, find_relays, first_listeners
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.relays.values import Frame, MonotonicNs, Note
+from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, TalkError
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,11 @@ class Adopting:
                 self._relays[name].kill("it has not reported in time")
         adopted = self._adopted = self._adoption.result()
         for name, trying in adopted.trying:
-            self._relays[name].desk.restore(trying, adopted.under_way.get((name, trying.number)))
+            with _killed_by_errors(self._relays[name]) as relay:
+                relay.desk.restore(trying, adopted.under_way.get((name, trying.number)))
         for name, outcome in adopted.outcomes:
-            self._relays[name].desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+            with _killed_by_errors(self._relays[name]) as relay:
+                relay.desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
         for relay in self._relays.values():
             relay.talk.note_counted()
         if self._relays:
@@ -116,10 +119,12 @@ class Adopting:
         """Answer the requests that wait, in the order of their times, and all later frames."""
         relays, self._relays, adopted = self._relays, {}, self._adopted
         for name, asked in () if adopted is None else adopted.waiting:
-            if relays[name].state != "gone":
-                relays[name].desk.receives(asked)
+            with _killed_by_errors(relays[name]) as relay:
+                if relay.state != "gone":
+                    relay.desk.receives(asked)
         for name, seq in () if adopted is None else adopted.skipped.items():
-            relays[name].settle(seq)
+            with _killed_by_errors(relays[name]) as relay:
+                relay.settle(seq)
         for relay in relays.values():
             if relay.wire is not None:
                 relay.wire.resume()
@@ -142,3 +147,12 @@ def places_of(
 
 def _name_of(relay: RelayAtOwner) -> str:
     return str(relay.process.pid)
+
+
+@contextlib.contextmanager
+def _killed_by_errors(relay: RelayAtOwner) -> Generator[RelayAtOwner]:
+    """Kill a relay if its report cannot be used: this process must start with the others."""
+    try:
+        yield relay
+    except (TalkError, FrameError) as error:
+        relay.kill(str(error))
