@@ -98,7 +98,7 @@ class Adopting:
             for name in self._adoption.overdue(self._now()):
                 self._relays[name].kill("it has not reported in time")
         adopted = self._adopted = self._adoption.result()
-        for name, trying in adopted.trying:
+        for name, trying in (*adopted.trying, *adopted.lost):
             with _killed_by_errors(self._relays[name]) as relay:
                 relay.desk.restore(trying, adopted.under_way.get((name, trying.number)))
         for name, outcome in adopted.outcomes:
@@ -106,6 +106,8 @@ class Adopting:
                 relay.desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
         for relay in self._relays.values():
             relay.talk.note_counted()
+            if relay.state == "gone":
+                relay.desk.end()
         if self._relays:
             log.info("adopted the relays of an earlier start, with %d requests under way", len(adopted.trying))
 

@@ -119,6 +119,12 @@ class Site:
             relay.talk.receives(frame)
             self.adopting.receive(relay, frame)
 
+    def end(self, relay):
+        """The process of a relay has ended; see `Relays`."""
+        relay.close()
+        self.adopting.end(relay)
+        relay.desk.end()
+
     def open(self):
         """Answer requests, as `Relays.open` does."""
         for relay in self.relays:
@@ -165,3 +171,19 @@ async def test_a_report_that_cannot_be_used_ends_its_relay_and_not_the_start(sit
     assert good.process.returncode is None
     assert bad.process.returncode == (-9 if refuses else None)
     assert {relay.wire.sent[-1].kind for relay in found.relays} == {"resumed"}
+
+
+@pytest.mark.parametrize("count", range(1, len(REPORT) + 1))
+async def test_requests_of_a_relay_that_ends_during_its_report_are_lost(site, count):
+    """Their places are taken for a moment and freed by the end of the desk, which records them."""
+    found = site()
+    bad, good = found.relays
+    found.hear(bad, *REPORT[:count])
+    found.end(bad)
+    found.hear(good, *REPORT)
+    await found.adopting.collect()
+    found.open()
+    asks = {frame.number for frame in REPORT[:count] if isinstance(frame, SentAsk) and frame.bits & UNDER_WAY}
+    restored = [("restore", number, f"id{number}" if number in asks else None) for number in (1, 2)]
+    assert bad.desk.told[1:] == [*restored, *(WHOLE[2:3] if count >= 3 else ()), ("end",)]
+    assert good.desk.told == WHOLE
