@@ -11,7 +11,7 @@ from ichat.listeners import Listeners
 from ichat.relays.adoption import Adopted, Adoption
 from ichat.relays.found_relays import FoundRelay, find_relays, first_listeners
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, TalkError
+from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, SentOutcome, TalkError
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Adopting:
         """By the names of relays: an identity is known from the relay's `hello` on."""
         self._adoption = Adoption((), {}, now())
         self._adopted: Adopted | None = None
+        self._late: list[tuple[RelayAtOwner, SentOutcome]] = []
+        """Outcomes of relays that have reported and ended: until the requests are restored."""
         self._changed: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
@@ -78,10 +80,27 @@ class Adopting:
                 relay.wire.pause()
             self._changed()
 
-    def end(self, relay: RelayAtOwner) -> None:
-        """Note that a relay has ended."""
+    def end(self, relay: RelayAtOwner, last: Iterable[Frame]) -> None:
+        """Note that a relay has ended. Of its `last` frames, which wait, the rest of its report and outcomes count."""
+        with _killed_by_errors(relay):
+            for frame in last:
+                self._receive_last(relay, frame)
         self._adoption.end(_name_of(relay))
         self._changed()
+
+    def _receive_last(self, relay: RelayAtOwner, frame: Frame) -> None:
+        """Use a frame of a relay that has ended: its clients have gone, so nothing is answered. Raises TalkError."""
+        if self._adoption.expects(_name_of(relay)):
+            relay.talk.receives(frame)
+            self.receive(relay, frame)
+        elif isinstance(frame, SentOutcome):
+            if not relay.talk.may_read:
+                relay.talk.open()
+            relay.talk.receives(frame)
+            if self.has(relay) and self._adopted is None:
+                self._late.append((relay, frame))
+            else:
+                relay.desk.receives(frame)
 
     async def collect(self) -> None:
         """Wait until all have reported, and restore their requests; kill those that do not report in time."""
@@ -104,6 +123,9 @@ class Adopting:
         for name, outcome in adopted.outcomes:
             with _killed_by_errors(self._relays[name]) as relay:
                 relay.desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+        for relay, outcome in self._late:
+            with _killed_by_errors(relay):
+                relay.desk.receives(outcome)
         for relay in self._relays.values():
             relay.talk.note_counted()
             if relay.state == "gone":

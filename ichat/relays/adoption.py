@@ -150,6 +150,10 @@ class Adoption:
         """Whether asks may be answered."""
         return all(one.is_ready for one in self._relays.values())
 
+    def expects(self, relay: str) -> bool:
+        """Return whether a relay has more to report."""
+        return relay in self._relays and not self._relays[relay].is_ready
+
     def begin_anew(self, now: MonotonicNs) -> None:
         """Begin the time of all relays anew: this process itself was late."""
         self._until = now + REPORT_NS

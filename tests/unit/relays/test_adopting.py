@@ -119,10 +119,10 @@ class Site:
             relay.talk.receives(frame)
             self.adopting.receive(relay, frame)
 
-    def end(self, relay):
-        """The process of a relay has ended; see `Relays`."""
+    def end(self, relay, *last):
+        """The process of a relay has ended, and these frames were not read; see `Relays`."""
         relay.close()
-        self.adopting.end(relay)
+        self.adopting.end(relay, last)
         relay.desk.end()
 
     def open(self):
@@ -187,3 +187,44 @@ async def test_requests_of_a_relay_that_ends_during_its_report_are_lost(site, co
     restored = [("restore", number, f"id{number}" if number in asks else None) for number in (1, 2)]
     assert bad.desk.told[1:] == [*restored, *(WHOLE[2:3] if count >= 3 else ()), ("end",)]
     assert good.desk.told == WHOLE
+
+
+LATE = ask(7), Note("leave", 4), ended(2, 3), ended(1, 4)
+OUTCOMES = [("receives", "outcome", 2), ("receives", "outcome", 1)]
+
+
+@pytest.mark.parametrize("moment", ["report", "collect", "open", "served"])
+@pytest.mark.parametrize("count", range(len(REPORT) + 1))
+async def test_frames_that_a_relay_had_sent_before_its_end_are_read(site, moment, count):
+    """Whenever it ends, the rest of its report and its outcomes count, and nothing is answered."""
+    found = site()
+    bad, good = found.relays
+    found.hear(bad, *REPORT[: count if moment == "report" else len(REPORT)])
+    if moment == "report":
+        found.end(bad, *REPORT[count:], *LATE)
+    found.hear(good, *REPORT)
+    if moment == "collect":
+        found.end(bad, *LATE)
+    await found.adopting.collect()
+    if moment == "open":
+        found.end(bad, *LATE)
+    found.open()
+    if moment == "served":
+        found.end(bad, *LATE)
+    told = [one for one in bad.desk.told if one != ("end",)]
+    assert told == [*WHOLE[: 4 if moment == "served" else 3], *OUTCOMES]
+    assert bad.desk.told[-1] == ("end",)
+    assert good.desk.told == WHOLE
+
+
+async def test_damaged_frames_of_a_relay_that_has_ended_are_the_last(site):
+    """The outcomes before them count, and the owner goes on."""
+    found = site()
+    bad, good = found.relays
+    for relay in found.relays:
+        found.hear(relay, *REPORT)
+    await found.adopting.collect()
+    found.open()
+    found.end(bad, ended(2, 3), ended(2, 4), ended(1, 5))
+    assert bad.desk.told == [*WHOLE, OUTCOMES[0], ("end",)]
+    assert good.process.returncode is None
