@@ -227,7 +227,7 @@ def request_too_large(bytes_max: int) -> ApiError:
 
 
 def head_too_large(bytes_max: int) -> ApiError:
-    """431: the head is longer than `limits.head_bytes_max`."""
+    """431: the head is longer than `limits.head_bytes_max`, or its part for the owner than an ask may be."""
     return ApiError(431, "head_too_large", f"The request head is larger than {bytes_max} bytes.")
 
 

@@ -1,8 +1,9 @@
 """The owner's first meeting with the relays of earlier owners: until each of them has reported, or has ended."""
 
+import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 import trio
 
@@ -10,7 +11,7 @@ from ichat.listeners import Listeners
 from ichat.relays.adoption import Adopted, Adoption
 from ichat.relays.found_relays import FoundRelay, find_relays, first_listeners
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.relays.values import Frame, MonotonicNs, Note
+from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, SentOutcome, TalkError
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class Adopting:
         """By the names of relays: an identity is known from the relay's `hello` on."""
         self._adoption = Adoption((), {}, now())
         self._adopted: Adopted | None = None
+        self._late: list[tuple[RelayAtOwner, SentOutcome]] = []
+        """Outcomes of relays that have reported and ended: until the requests are restored."""
         self._changed: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
@@ -77,10 +80,27 @@ class Adopting:
                 relay.wire.pause()
             self._changed()
 
-    def end(self, relay: RelayAtOwner) -> None:
-        """Note that a relay has ended."""
+    def end(self, relay: RelayAtOwner, last: Iterable[Frame]) -> None:
+        """Note that a relay has ended. Of its `last` frames, which wait, the rest of its report and outcomes count."""
+        with _killed_by_errors(relay):
+            for frame in last:
+                self._receive_last(relay, frame)
         self._adoption.end(_name_of(relay))
         self._changed()
+
+    def _receive_last(self, relay: RelayAtOwner, frame: Frame) -> None:
+        """Use a frame of a relay that has ended: its clients have gone, so nothing is answered. Raises TalkError."""
+        if self._adoption.expects(_name_of(relay)):
+            relay.talk.receives(frame)
+            self.receive(relay, frame)
+        elif isinstance(frame, SentOutcome):
+            if not relay.talk.may_read:
+                relay.talk.open()
+            relay.talk.receives(frame)
+            if self.has(relay) and self._adopted is None:
+                self._late.append((relay, frame))
+            else:
+                relay.desk.receives(frame)
 
     async def collect(self) -> None:
         """Wait until all have reported, and restore their requests; kill those that do not report in time."""
@@ -97,12 +117,19 @@ class Adopting:
             for name in self._adoption.overdue(self._now()):
                 self._relays[name].kill("it has not reported in time")
         adopted = self._adopted = self._adoption.result()
-        for name, trying in adopted.trying:
-            self._relays[name].desk.restore(trying, adopted.under_way.get((name, trying.number)))
+        for name, trying in (*adopted.trying, *adopted.lost):
+            with _killed_by_errors(self._relays[name]) as relay:
+                relay.desk.restore(trying, adopted.under_way.get((name, trying.number)))
         for name, outcome in adopted.outcomes:
-            self._relays[name].desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+            with _killed_by_errors(self._relays[name]) as relay:
+                relay.desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
+        for relay, outcome in self._late:
+            with _killed_by_errors(relay):
+                relay.desk.receives(outcome)
         for relay in self._relays.values():
             relay.talk.note_counted()
+            if relay.state == "gone":
+                relay.desk.end()
         if self._relays:
             log.info("adopted the relays of an earlier start, with %d requests under way", len(adopted.trying))
 
@@ -116,10 +143,12 @@ class Adopting:
         """Answer the requests that wait, in the order of their times, and all later frames."""
         relays, self._relays, adopted = self._relays, {}, self._adopted
         for name, asked in () if adopted is None else adopted.waiting:
-            if relays[name].state != "gone":
-                relays[name].desk.receives(asked)
+            with _killed_by_errors(relays[name]) as relay:
+                if relay.state != "gone":
+                    relay.desk.receives(asked)
         for name, seq in () if adopted is None else adopted.skipped.items():
-            relays[name].settle(seq)
+            with _killed_by_errors(relays[name]) as relay:
+                relay.settle(seq)
         for relay in relays.values():
             if relay.wire is not None:
                 relay.wire.resume()
@@ -142,3 +171,12 @@ def places_of(
 
 def _name_of(relay: RelayAtOwner) -> str:
     return str(relay.process.pid)
+
+
+@contextlib.contextmanager
+def _killed_by_errors(relay: RelayAtOwner) -> Generator[RelayAtOwner]:
+    """Kill a relay if its report cannot be used: this process must start with the others."""
+    try:
+        yield relay
+    except (TalkError, FrameError) as error:
+        relay.kill(str(error))

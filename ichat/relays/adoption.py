@@ -94,6 +94,8 @@ class _Reported:
     asks: list[SentAsk] = attrs.field(factory=list[SentAsk])
     skipped: int = 0
     """The newest outcome that the ledger has."""
+    lost: list[Trying] = attrs.field(factory=list[Trying])
+    """Those of `trying`, after its end."""
 
     def add(self, outcome: SentOutcome | Note, mark: int) -> None:
         """Note an outcome, unless the ledger has it."""
@@ -105,8 +107,8 @@ class _Reported:
 
     def after_its_end(self) -> "_Reported":
         """Return what counts after the relay has ended: its clients have gone."""
-        ended = [asked for asked in self.asks if asked.bits & ENDED]
-        return _Reported(recent=self.recent, outcomes=self.outcomes, asks=ended)
+        known = [asked for asked in self.asks if asked.bits & (UNDER_WAY | ENDED)]
+        return _Reported(recent=self.recent, outcomes=self.outcomes, asks=known, lost=self.trying)
 
 
 class Adopted(NamedTuple):
@@ -124,6 +126,8 @@ class Adopted(NamedTuple):
     """The requests with places, by relay and number; copies are not among them."""
     ended: Mapping[tuple[str, int], SentAsk]
     """The requests that have ended by an outcome, by relay and number; see `outcomes`."""
+    lost: list[tuple[str, Trying]]
+    """The requests with places of relays that have ended: their places are free."""
     skipped: Mapping[str, int]
     """The newest outcome of each relay that the ledger has, and the relay has not forgotten."""
 
@@ -145,6 +149,10 @@ class Adoption:
     def is_complete(self) -> bool:
         """Whether asks may be answered."""
         return all(one.is_ready for one in self._relays.values())
+
+    def expects(self, relay: str) -> bool:
+        """Return whether a relay has more to report."""
+        return relay in self._relays and not self._relays[relay].is_ready
 
     def begin_anew(self, now: MonotonicNs) -> None:
         """Begin the time of all relays anew: this process itself was late."""
@@ -191,6 +199,7 @@ class Adoption:
             sorted((pair for pair in asks if not pair[1].bits & (UNDER_WAY | ENDED)), key=lambda pair: pair[1].at),
             _with_bit(UNDER_WAY, asks),
             _with_bit(ENDED, asks),
+            _all_of(all_of, lambda one: one.lost),
             {relay: one.skipped for relay, one in all_of if one.skipped},
         )
 

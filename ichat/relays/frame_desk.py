@@ -13,6 +13,7 @@ from ichat.http.server import Client
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
+from ichat.relays.frames import OWN_BYTES_MAX, has_large_ask
 from ichat.relays.link import whole
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import (
@@ -133,7 +134,12 @@ class FrameDesk:
         progress: RequestProgress | None = None,
         begin: Callable[[SentStep], bool] | None = None,
     ) -> Asking:
-        """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked."""
+        """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked.
+
+        Raises ApiError for an ask that is too large.
+        """
+        if has_large_ask(asked):
+            raise errors.head_too_large(OWN_BYTES_MAX)
         asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress, begin)
         for frame in self._talk.ask(asked, asked.number, self._now()):
             self._send(frame)

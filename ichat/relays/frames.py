@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from ichat.relays.frame_parts import json_of, object_in
 from ichat.relays.layouts import LAYOUTS, OPTIONAL, Layout
-from ichat.relays.values import NOTHING, Frame, FrameError, Note
+from ichat.relays.values import NOTHING, Frame, FrameError, Note, SentAsk
 
 FRAME_BYTES_MAX = 1024 * 1024
 ASK_BYTES_MAX = 16 * 1024
 """A request with a larger ask is refused: 431."""
+OWN_BYTES_MAX = ASK_BYTES_MAX - 4 * 1024
+"""Of an ask when it is asked first: its attempts are appended, and its time in queues."""
 _HEAD = struct.Struct("<IBBH")
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, struct.error)
 """The errors of a table that is fed with something else."""
@@ -36,6 +38,21 @@ def encode(frame: Frame) -> bytes:
     if len(data) > ASK_BYTES_MAX:
         _check_size(frame.kind, len(data))
     return data
+
+
+def has_large_ask(asked: SentAsk) -> bool:
+    """Return whether an ask is too large to be sent, now or after its attempts."""
+    texts = len(asked.id) + len(asked.model) + len(asked.peer) + len(asked.previous_response_id)
+    most = 512 + 12 * (texts + len(asked.path) + len(asked.method))
+    most += len(asked.credential) + len(asked.host) + len(asked.session) + 4 * len(asked.checksums)
+    for name, value in (*asked.before, *asked.headers):
+        most += 8 + 6 * (len(name) + len(value))
+    if most <= OWN_BYTES_MAX:
+        return False
+    try:
+        return len(encode(asked)) > OWN_BYTES_MAX
+    except FrameError:
+        return True
 
 
 def decode(data: bytes) -> Frame | None:

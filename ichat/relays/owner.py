@@ -230,11 +230,12 @@ class Relays:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
         has_retired = relay.state == "retiring" and relay.drained.is_set()
+        last = [] if relay.wire is None else [*relay.wire.rest()]
         relay.close()
         del self.relays[relay.process.pid]
         self.figures.note_end(relay)
         self.settings.answered()
-        self.adopting.end(relay)
+        self.adopting.end(relay, last)
         relay.desk.end()
         if has_retired:
             log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)

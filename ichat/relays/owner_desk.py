@@ -140,7 +140,7 @@ class OwnerDesk(RelayDesk):
         """Called with each request that carries out a step of an earlier owner: it counts for its limits."""
         lease = self._places.lease(trying.endpoint, trying.model)
         reservation = NO_RESERVATION if asked is None else self._context.quotas.restore(trying.key)
-        shown = asked or NO_ASK
+        shown = asked or NO_ASK._replace(at=self._clock.ns_of(trio.current_time()))
         one = self._earlier[trying.number] = EarlierRequest(
             trying, shown, lease, reservation,
             cancel=partial(self._relay.send, Note("cancel", trying.number)),

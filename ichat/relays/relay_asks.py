@@ -16,6 +16,8 @@ _JUDGED = (
     | {b"traceparent", b"tracestate", HOP_HEADER}
 )
 """Headers that a decision may depend on, beside those that each ask has, and a content type that is not `_JSON`."""
+_TARGET_MAX = 1024
+"""Of a frame `record`."""
 _TYPE, _JSON = b"content-type", b"application/json"
 
 
@@ -64,14 +66,15 @@ def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...
 
 
 def head_content(request: Request | RequestHead, peer: str) -> dict[str, object]:
-    """Return a head as a frame `record` has it."""
-    head = [part.decode("latin-1") for part in (request.method, request.target, request.version)]
+    """Return a head as a frame `record` has it, without the end of a long target."""
+    target = request.target[:_TARGET_MAX]
+    head = [part.decode("latin-1") for part in (request.method, target, request.version)]
     headers = [[part.decode("latin-1") for part in pair] for pair in request.headers if len(pair[1]) < 1024]
     return {"head": head, "headers": headers, "peer": peer}
 
 
 async def admit(desk: FrameDesk, head: SentAsk) -> None:
-    """Raise ApiError if the owner refuses a request for its head."""
+    """Raise ApiError if the owner refuses a request for its head, or the head is too large to ask."""
 
     def ignore(_text: bytes) -> None:
         """Comment nothing: there is no stream."""

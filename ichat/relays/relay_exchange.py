@@ -138,9 +138,13 @@ class RelayExchange:
         """Have the request answered. Raises ApiError if nothing has been sent."""
         parts, progress = self._parts, self.progress
         asked = await self._read()
-        asking = self._asking = parts.desk.begin(
-            asked, cancel=self._cancel, comment=self._send_comment, progress=progress, begin=self._begin
-        )
+        try:
+            asking = self._asking = parts.desk.begin(
+                asked, cancel=self._cancel, comment=self._send_comment, progress=progress, begin=self._begin
+            )
+        except ApiError as error:
+            self._record(error)
+            raise
         del asked
         try:
             await self._follow(asking)
@@ -167,9 +171,7 @@ class RelayExchange:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
             await admit(parts.desk, facts(bits=HEAD_ONLY)._replace(body_bytes=0))  # noqa: ASYNC120 then it has no answer
-            body_bytes, own = progress.bytes_in, request.own_id.decode()
-            content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
-            parts.desk.send(Note("record", 0, {**content, **head_content(request, progress.client.peer)}))
+            self._record(error)
             raise
         self._is_suspect, progress.is_stream = asked.is_suspect, asked.is_stream
         progress.comment_s = parts.settings.timeouts.sse_keepalive_s
@@ -187,6 +189,14 @@ class RelayExchange:
             bits=bits, model=asked.model, prompt_bytes=prompt_bytes, prefix_bytes=prefix_bytes, checksums=checksums,
             before=before, previous=asked.previous_response_id or "",
         )  # fmt: skip
+
+    def _record(self, error: ApiError) -> None:
+        """Have the owner count and log a refusal of the relay itself."""
+        request, body_bytes = self.progress.request, self.progress.bytes_in
+        own = request.own_id.decode()
+        content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
+        head = head_content(request, self.progress.client.peer)
+        self._parts.desk.send(Note("record", 0, {**content, **head}))
 
     def _cancel(self) -> None:
         self._is_cancelled = True

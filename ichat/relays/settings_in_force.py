@@ -10,7 +10,7 @@ from ichat.listeners import Listeners
 from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner
 from ichat.relays.settings import RelaySettings
-from ichat.relays.values import Note
+from ichat.relays.values import Note, TalkError
 
 PREPARE_S = 5.0
 """How long relays may need for other settings."""
@@ -65,7 +65,7 @@ class SettingsInForce:
         self._offered = None
         for relay in self._relays.values():
             if relay.state == "accepting" and relay.talk.offered == version:
-                relay.send(Note("forget", 0, {"version": version}))
+                _tell(relay, "forget", version)
 
     def reconfigure(self, config: Config) -> None:
         """Put the prepared settings in force, in the same moment as the rest of the configuration."""
@@ -75,7 +75,7 @@ class SettingsInForce:
         self._offered, self.config = None, config
         for relay in self._relays.values():
             if relay.prepared == self.version:
-                relay.send(Note("commit", 0, {"version": self.version}))
+                _tell(relay, "commit", self.version)
 
     def follow(self, version: int) -> None:
         """Have a higher version than this, which a relay has of an earlier owner."""
@@ -90,17 +90,28 @@ class SettingsInForce:
         if answer.kind == "cannot":
             relay.refusal = str(answer.content.get("why", "")) or "A relay cannot use the configuration."
             self.answered()
+            version = whole(answer, "version")
             if relay.state == "starting":
                 relay.kill(relay.refusal)
+            elif self._offered is None or version != self._offered[0]:
+                _tell(relay, "forget", version)
             return False
         version = relay.prepared = whole(answer, "version")
         self.answered()
         if self._offered is not None and version == self._offered[0]:
             return False
-        relay.send(Note("commit", 0, {"version": version}))
+        _tell(relay, "commit", version)
         if version < self.version:  # they have changed meanwhile
             self.offer(relay)
         return version >= self.version
 
     def _offer(self, relay: RelayAtOwner, version: int, settings: RelaySettings) -> None:
-        relay.send(Note("settings", 0, {"version": version, "settings": settings.content()}))
+        _tell(relay, "settings", version, settings=settings.content())
+
+
+def _tell(relay: RelayAtOwner, kind: str, version: int, **more: object) -> None:
+    """Send a relay a frame about settings; kill a relay that cannot get it now, since others must not wait for it."""
+    try:
+        relay.send(Note(kind, 0, {"version": version, **more}))
+    except TalkError as error:
+        relay.kill(str(error))

@@ -5,10 +5,11 @@ wait here.
 """
 
 import array
+import contextlib
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from ichat.http.hub import READABLE, Hub
@@ -79,6 +80,16 @@ class FrameWire:
             self._receive(b"")
             if self.is_open:
                 self._hub.rearm(self._sock.fileno(), _EVENTS)
+
+    def rest(self) -> Iterator[Frame]:
+        """Yield the frames that have arrived and were not received. It never waits: the other side has ended."""
+        data = b""
+        with contextlib.suppress(FrameError, OSError):
+            while self.is_open:
+                yield from self._reader.feed(data)
+                data = self._sock.recv(TURN_BYTES)
+                if not data:
+                    return
 
     def close(self, why: str = "") -> None:
         """End the connection, and say why. Harmless the second time."""

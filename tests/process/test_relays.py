@@ -1,5 +1,6 @@
 """A gateway with relays, as real processes: what a relay imports and needs, how it ends, and who notices."""
 
+import contextlib
 import http.client
 import os
 import pathlib
@@ -113,6 +114,22 @@ def test_requests_are_answered_by_relays_that_stay_small(split):
     assert program.ask("/v1/chat/completions", {"model": "unknown"})[0] == 404
     assert program.get("/v1/models")[0] == 200
     assert max(process.memory_info().rss for process in relays_of(program)) < RSS_MAX
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_head_that_is_too_large_to_ask_is_refused_and_counted(split, is_chunked):
+    """The client gets 431 before and after the body has arrived, and the connection's relay serves on."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    relays = [process.pid for process in relays_of(program)]
+    headers = {"content-type": "application/json", "authorization": "Bearer " + "x" * 20_000}
+    body = b'{"model": "m"}'
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)) as connection:
+        connection.request("POST", "/v1/chat/completions", iter([body]) if is_chunked else body, headers)
+        assert ended(connection)[0] == 431
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    assert 'reason="head_too_large"' in metrics_of(program)
+    assert [process.pid for process in relays_of(program)] == relays
 
 
 def test_a_killed_relay_is_replaced(split):

@@ -1,10 +1,15 @@
 """The relay's side of decisions: what it reports of requests whose clients leave."""
 
+import pytest
+
+from ichat.errors import ApiError
 from ichat.proxy.steps import AttemptStep
 from ichat.relays.frame_desk import FrameDesk
+from ichat.relays.frames import ASK_BYTES_MAX, OWN_BYTES_MAX, encode, has_large_ask
 from ichat.relays.link import hello
+from ichat.relays.relay_asks import admit
 from ichat.relays.relay_talk import RelayTalk
-from ichat.relays.values import MonotonicNs, SentAsk, SentOutcome, SentStep
+from ichat.relays.values import HEAD_ONLY, MonotonicNs, SentAsk, SentOutcome, SentStep
 
 NOW = MonotonicNs(1)
 
@@ -24,3 +29,39 @@ def test_a_client_that_leaves_in_the_turn_of_its_step_frees_its_place():
     assert isinstance(outcome, SentOutcome)
     assert (outcome.number, outcome.attempt, outcome.outcome.kind) == (1, 1, "left")
     assert talk.requests == {}
+
+
+ASKED = SentAsk(1, NOW, "id1", "m", b"/v1/completions")
+LARGE = ASK_BYTES_MAX
+TRIED = tuple(("w" * 64, "m" * 128, "unreachable") for _ in range(16))
+
+
+@pytest.mark.parametrize("has_owner", [True, False])
+@pytest.mark.parametrize("asked", [
+    ASKED._replace(path=b"/v1/completions?" + b"x" * LARGE), ASKED._replace(credential=b"Bearer " + b"x" * LARGE),
+    ASKED._replace(model="m" * LARGE), ASKED._replace(model="m" * 100_000), ASKED._replace(method=b"X" * LARGE),
+    ASKED._replace(headers=((b"origin", b"\xff" * (LARGE // 6)),)), ASKED._replace(previous_response_id="x" * LARGE),
+    ASKED._replace(model="\U0001f600" * (LARGE // 4)), ASKED._replace(credential=b"x" * OWN_BYTES_MAX),
+])  # fmt: skip
+async def test_an_ask_that_no_frame_can_have_is_refused_and_leaves_nothing(asked, has_owner):
+    """The client gets 431: nothing is sent, now or to the next owner."""
+    talk, sent = RelayTalk(), []
+    if has_owner:
+        talk.meet_owner(hello(1), NOW)
+    desk = FrameDesk(talk, sent.append, lambda: NOW)
+    with pytest.raises(ApiError) as refused:
+        desk.begin(asked, cancel=lambda: None, comment=lambda _text: None)
+    with pytest.raises(ApiError) as not_admitted:
+        await admit(desk, asked._replace(bits=HEAD_ONLY))
+    assert {(one.value.status, one.value.code) for one in (refused, not_admitted)} == {(431, "head_too_large")}
+    assert (desk.asking, talk.requests, sent) == ({}, {}, [])
+
+
+@pytest.mark.parametrize("asked", [
+    ASKED, ASKED._replace(credential=b"x" * (OWN_BYTES_MAX - 1024)), ASKED._replace(path=b"/x?" + b"\xff" * 1900),
+    ASKED._replace(model="m" * (OWN_BYTES_MAX - 1024)), ASKED._replace(headers=((b"origin", b"x" * 10_000),)),
+])  # fmt: skip
+def test_an_ask_that_is_not_refused_has_room_for_its_attempts(asked):
+    """It is written again with each attempt that has failed."""
+    assert not has_large_ask(asked)
+    encode(asked._replace(tried=TRIED, queued_s=1 / 3))

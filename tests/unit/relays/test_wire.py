@@ -101,3 +101,22 @@ def test_descriptors_arrive_with_their_message():
         assert receive_descriptors(theirs) == (Note("frames", 0, {}), [])
         ours.close()
         assert receive_descriptors(theirs) is None
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+@pytest.mark.parametrize("damage", [b"", b"xx", b"\0" * 20])
+async def test_the_rest_of_a_connection_is_read_to_its_end(is_paused, damage):
+    """Whether the owner was paused in the middle of what had arrived, or had not got to it: damage ends the rest."""
+    ours, theirs = socket.socketpair()
+    sent = [Note("leave", number) for number in range(1, 1000)]
+    with theirs:
+        theirs.sendall(b"".join(map(encode, sent)) + damage)
+    end = End(Hub(), ours)
+    if is_paused:
+        end.receive = lambda frame: (end.frames.append(frame), end.wire.pause())
+        end.wire._received = end.receive
+        end.wire._on_events(1)
+        assert end.frames == sent[:1]
+    assert [*end.wire.rest()] == sent[len(end.frames) :]
+    end.wire.close()
+    assert [*end.wire.rest()] == []
