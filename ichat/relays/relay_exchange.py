@@ -35,7 +35,6 @@ from ichat.relays.request_frames import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
     BACKGROUND,
-    COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
     IGNORES_PREFIX,
@@ -162,7 +161,7 @@ class RelayExchange:
         )  # fmt: skip
         if request.path.startswith(b"/v1/responses/") and not (request.method == b"POST" and request.path in ROUTES):
             progress.read_plainly(RESPONSE_PATH)
-            return facts(bits=COMPLETE)
+            return facts(bits=0)
         try:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
@@ -175,7 +174,7 @@ class RelayExchange:
         progress.comment_s = parts.settings.timeouts.sse_keepalive_s
         if asked.is_stream and progress.comment_s:
             progress.make_keepalive(progress.comment_s)
-        bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
+        bits = STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
         self._name, sums = asked.model, None
         if parts.settings.sends_prefixes and asked.model not in parts.without_prefixes:
             sums = None if parts.session_header in request.by_name else progress.read_prefix()
