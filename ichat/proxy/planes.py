@@ -3,7 +3,7 @@
 from typing import Literal
 
 from ichat import errors
-from ichat.http.heads import Headers
+from ichat.errors import ApiError
 from ichat.http.request import Request
 from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import ROUTES
@@ -14,7 +14,7 @@ from ichat.security.cors import Cors
 
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
-JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
+_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
 _RESPONSES = b"/v1/responses/"
 _CONTROL_EXACT = frozenset((
@@ -31,20 +31,6 @@ def is_control(path: bytes) -> bool:
     return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
-def is_for_model(method: bytes, path: bytes, headers: Headers, cors: Cors | None) -> bool:
-    """Return whether a request is answered by an upstream of a model; other methods of such paths are refused."""
-    is_post = method == b"POST"
-    if is_post and path in ROUTES:
-        return True
-    if is_control(path) or (is_post and path in JOINS):
-        return False
-    if cors is not None and cors.is_preflight(method, path, headers):
-        return False
-    if path.startswith(_RESPONSES):
-        return path.startswith(_RESPONSES + b"resp_") if is_post else method in (b"GET", b"HEAD", b"DELETE")
-    return is_post and path.startswith(b"/v1/") and not is_wrong_base(path)
-
-
 def kind_of(request: Request, cors: Cors | None) -> RequestKind:
     """Return the kind of a request. Raises ApiError 405 for a method that no kept response has."""
     path, is_post = request.path, request.method == b"POST"
@@ -52,7 +38,7 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
         return "model"
     if cors is not None and cors.is_preflight(request.method, path, request.headers):
         return "preflight"
-    if is_post and path in JOINS:
+    if is_post and path in _JOINS:
         return "worker"
     if is_control(path):
         return "control"
@@ -61,6 +47,18 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
     if is_post and path.startswith(b"/v1/") and not is_wrong_base(path):
         return "engine"
     return "wrong_method" if path in ROUTES else "nowhere"
+
+
+def is_for_model(request: Request, cors: Cors | None) -> bool:
+    """Return whether a relay has a request answered by an upstream of a model; the owner answers all others.
+
+    Other routes of an engine below `/v1/responses/` are among the others, since a relay sees no response's id there.
+    """
+    try:
+        kind = kind_of(request, cors)
+    except ApiError:
+        return False
+    return kind in ("model", "response") or (kind == "engine" and not request.path.startswith(_RESPONSES))
 
 
 def _is_about_response(request: Request) -> bool:

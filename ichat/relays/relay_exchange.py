@@ -30,7 +30,7 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.gaps import GapsHere
-from ichat.relays.relay_asks import admit, asked_of, head_content
+from ichat.relays.relay_asks import admit, asked_of, refusal_note
 from ichat.relays.request_frames import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
@@ -45,7 +45,6 @@ from ichat.relays.values import (
     TELLS_HEAD,
     Frame,
     HeadSeen,
-    Note,
     Refused,
     SentAsk,
     SentOutcome,
@@ -166,9 +165,7 @@ class RelayExchange:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
             await admit(parts.desk, facts(bits=HEAD_ONLY)._replace(body_bytes=0))  # noqa: ASYNC120 then it has no answer
-            body_bytes, own = progress.bytes_in, request.own_id.decode()
-            content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
-            parts.desk.send(Note("record", 0, {**content, **head_content(request, progress.client.peer)}))
+            parts.desk.send(refusal_note(error, request.own_id, progress.client.peer, request))
             raise
         self._is_suspect, progress.is_stream = asked.is_suspect, asked.is_stream
         progress.comment_s = parts.settings.timeouts.sse_keepalive_s
