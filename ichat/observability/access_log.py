@@ -154,16 +154,13 @@ class AccessLog:
                 while not self._lines:
                     await self._begun.wait()
                 await trio.sleep(FLUSH_S)
-                await self._flush()
+                await self.flush()
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):
-                await self._flush()
+                await self.flush()
 
     async def flush(self) -> None:
         """Write the lines that wait now."""
-        await self._flush()
-
-    async def _flush(self) -> None:
         if self._lines:
             await trio.lowlevel.checkpoint_if_cancelled()
             await trio.to_thread.run_sync(self._write, self._take(), abandon_on_cancel=True, limiter=self._limiter)

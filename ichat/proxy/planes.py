@@ -14,7 +14,7 @@ from ichat.security.cors import Cors
 
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
-JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
+_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
 _RESPONSES = b"/v1/responses/"
 _CONTROL_EXACT = frozenset((
@@ -38,7 +38,7 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
         return "model"
     if cors is not None and cors.is_preflight(request.method, path, request.headers):
         return "preflight"
-    if is_post and path in JOINS:
+    if is_post and path in _JOINS:
         return "worker"
     if is_control(path):
         return "control"
@@ -50,10 +50,13 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
 
 
 def is_for_model(request: Request, cors: Cors | None) -> bool:
-    """Return whether a request is answered by an upstream of a model, so that a relay can move its bytes."""
+    """Return whether a relay has a request answered by an upstream of a model; the owner answers all others.
+
+    Other routes of an engine below `/v1/responses/` are among the others, since a relay sees no response's id there.
+    """
     try:
         kind = kind_of(request, cors)
-    except ApiError:  # the owner refuses it
+    except ApiError:
         return False
     return kind in ("model", "response") or (kind == "engine" and not request.path.startswith(_RESPONSES))
 

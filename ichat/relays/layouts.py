@@ -25,7 +25,7 @@ from ichat.relays.request_frames import (
     write_outcome,
     write_step,
 )
-from ichat.relays.values import NOTHING, Frame, FrameError, HeadSeen, MonotonicNs, Note, Refused, WaitsFor
+from ichat.relays.values import NOTHING, Frame, FrameError, HeadSeen, Note, Refused, WaitsFor
 
 OPTIONAL = 1
 """The bit of a kind that a reader may ignore if it does not know it."""
@@ -34,16 +34,14 @@ Parts = tuple[Sequence[Any], Sequence[bytes], Mapping[str, Any]]
 
 
 def _wait_parts(sent: WaitsFor) -> Parts:
-    rest = {"kind": sent.wait.kind, "seconds": sent.wait.seconds, "why": sent.why, "comment_s": sent.comment_s}
-    return (sent.number, sent.ready_at), (), rest
+    return (sent.number,), (), {"kind": sent.wait.kind, "seconds": sent.wait.seconds}
 
 
 def _wait_of(fixed: Sequence[Any], _strings: Sequence[bytes], rest: Mapping[str, Any]) -> WaitsFor:
     kind = text_in(rest, "kind")
     if kind not in ("place", "pause"):
         raise FrameError(f"A request cannot wait for {kind!r}.")
-    wait = Wait(kind, float_in(rest, "seconds"))
-    return WaitsFor(fixed[0], wait, text_in(rest, "why"), float_in(rest, "comment_s"), MonotonicNs(fixed[1]))
+    return WaitsFor(fixed[0], Wait(kind, float_in(rest, "seconds")))
 
 
 def _refuse_parts(sent: Refused) -> Parts:
@@ -92,11 +90,11 @@ LAYOUTS: Mapping[str, Layout] = {
     "step": Layout(2, *_OWNER, STEP, STEP_STRINGS, write=write_step, read=read_step),
     "outcome": Layout(3, *_RELAY, OUTCOME, OUTCOME_STRINGS, write=write_outcome, read=read_outcome),
     "head": Layout(4, *_RELAY, "IH", 0, _head_parts, _head_of),
-    "wait": Layout(5, *_OWNER, "IQ", 0, _wait_parts, _wait_of),
+    "wait": Layout(5, *_OWNER, "I", 0, _wait_parts, _wait_of),
     "refuse": Layout(6, *_OWNER, "I", 0, _refuse_parts, _refuse_of),
     **{name: Layout(number, *_OWNER) for number, name in enumerate((
-        "go", "gone", "settings", "commit", "forget", "listen", "unlisten", "accept", "keep", "drop", "hint", "cancel",
-        "list", "settled", "retire", "drain", "hurry", "nudge", "bye", "end", "endpoint",
+        "go", "gone", "settings", "commit", "forget", "accept", "hint", "cancel", "settled", "retire", "drain", "hurry",
+        "bye", "end", "endpoint",
     ), 16)},
     **{name: Layout(number, *_RELAY) for number, name in enumerate((
         "leave", "report", "ready", "prepared", "cannot", "record", "sums", "added", "shadow", "told", "drained",

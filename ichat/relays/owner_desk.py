@@ -29,7 +29,6 @@ from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
     COPIES,
-    DISCARDS,
     HEAD_ONLY,
     HIDES_KEYS,
     IGNORES_PREFIX,
@@ -248,7 +247,7 @@ class OwnerDesk(RelayDesk):
         one.attempt += 1
         sent = step_with_keys(step, desk.endpoint)
         self._relay.send(SentStep(
-            one.asked.number, one.attempt, sent, self._name(endpoint, desk.endpoint), "", grant.key_name, bits,
+            one.asked.number, one.attempt, sent, self._name(endpoint, desk.endpoint), grant.key_name, bits,
             settings=self._relay.talk.settings, queued_s=desk.queued_s, ticket=desk.ticket,
         ))  # fmt: skip
 
@@ -279,7 +278,7 @@ class OwnerDesk(RelayDesk):
         endpoint, version = copy.lease.endpoint, self._relay.talk.settings
         name = self._name(endpoint, endpoint.facts)
         step = step_with_keys(copy.step, endpoint.facts)
-        self._relay.send(SentStep(number, 1, step, name, bits=DISCARDS, settings=version))
+        self._relay.send(SentStep(number, 1, step, name, settings=version))
 
     # Outcomes, and the end.
 

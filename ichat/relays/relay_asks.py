@@ -1,11 +1,14 @@
 """A relay's questions to its owner: the part of a request's head by which it decides."""
 
+from typing import Any
+
 from ichat import errors
+from ichat.errors import ApiError
 from ichat.http.heads import RequestHead
 from ichat.http.request import Request
 from ichat.protocol.messages import HOP_HEADER
 from ichat.relays.frame_desk import FrameDesk
-from ichat.relays.values import MonotonicNs, Refused, SentAsk
+from ichat.relays.values import MonotonicNs, Note, Refused, SentAsk
 from ichat.security.addresses import FORWARDED
 from ichat.security.auth import CREDENTIALS
 
@@ -16,8 +19,8 @@ _JUDGED = (
     | {b"traceparent", b"tracestate", HOP_HEADER}
 )
 """Headers that a decision may depend on, beside those that each ask has, and a content type that is not `_JSON`."""
-_TARGET_MAX = 1024
-"""Of a frame `record`."""
+_TEXT_MAX = 1024
+"""A longer header is not in the report of a refusal, and a longer target ends there."""
 _TYPE, _JSON = b"content-type", b"application/json"
 
 
@@ -65,12 +68,18 @@ def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...
     return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
 
 
-def head_content(request: Request | RequestHead, peer: str) -> dict[str, object]:
-    """Return a head as a frame `record` has it, without the end of a long target."""
-    target = request.target[:_TARGET_MAX]
-    head = [part.decode("latin-1") for part in (request.method, target, request.version)]
-    headers = [[part.decode("latin-1") for part in pair] for pair in request.headers if len(pair[1]) < 1024]
-    return {"head": head, "headers": headers, "peer": peer}
+def refusal_note(error: ApiError, request_id: bytes, peer: str, head: Request | RequestHead | None) -> Note:
+    """Return the frame about a refusal by this relay: the owner counts and logs it."""
+    content: dict[str, Any] = {
+        "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
+    }  # fmt: skip
+    if head is not None:
+        target = head.target[:_TEXT_MAX]
+        content["head"] = [part.decode("latin-1") for part in (head.method, target, head.version)]
+        content["headers"] = [
+            [part.decode("latin-1") for part in pair] for pair in head.headers if len(pair[1]) < _TEXT_MAX
+        ]
+    return Note("record", 0, content)
 
 
 async def admit(desk: FrameDesk, head: SentAsk) -> None:

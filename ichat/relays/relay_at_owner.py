@@ -142,10 +142,6 @@ class RelayAtOwner:
         self.prepared = whole(greeting, "settings")
         self.since = now - max(0, now_ns - whole(greeting, "since")) / 1e9
 
-    def hand_over(self, kind: str, sockets: Sequence[socket.socket], address: str = "") -> None:
-        """Send the relay descriptors, which stay open here. Raises OSError."""
-        send_descriptors(self._descriptors, {"kind": kind, "address": address}, [one.fileno() for one in sockets])
-
     def pause(self) -> None:
         """Read no frame until `go_on`: asks and outcomes wait in the socket."""
         if self.wire is not None:
@@ -229,7 +225,7 @@ async def start_relay(
                 start_new_session=True,
             )  # fmt: skip
             relay = RelayAtOwner(number, process, ours, trio.current_time())
-            relay.hand_over("frames", [their_frames])
+            send_descriptors(ours, {"kind": "frames"}, [their_frames.fileno()])
             undo.pop_all()
     return relay, frames
 

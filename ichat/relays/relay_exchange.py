@@ -30,12 +30,11 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.gaps import GapsHere
-from ichat.relays.relay_asks import admit, asked_of, head_content
+from ichat.relays.relay_asks import admit, asked_of, refusal_note
 from ichat.relays.request_frames import ENDS
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
     BACKGROUND,
-    COMPLETE,
     HEAD_ONLY,
     HIDES_KEYS,
     IGNORES_PREFIX,
@@ -46,7 +45,6 @@ from ichat.relays.values import (
     TELLS_HEAD,
     Frame,
     HeadSeen,
-    Note,
     Refused,
     SentAsk,
     SentOutcome,
@@ -166,7 +164,7 @@ class RelayExchange:
         )  # fmt: skip
         if request.path.startswith(b"/v1/responses/") and not (request.method == b"POST" and request.path in ROUTES):
             progress.read_plainly(RESPONSE_PATH)
-            return facts(bits=COMPLETE)
+            return facts(bits=0)
         try:
             asked, progress.body = await read_model_request(request, b"")
         except ApiError as error:
@@ -177,7 +175,7 @@ class RelayExchange:
         progress.comment_s = parts.settings.timeouts.sse_keepalive_s
         if asked.is_stream and progress.comment_s:
             progress.make_keepalive(progress.comment_s)
-        bits = COMPLETE | STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
+        bits = STREAM * asked.is_stream | BACKGROUND * asked.is_background | SUSPECT * asked.is_suspect
         self._name, sums = asked.model, None
         if parts.settings.sends_prefixes and asked.model not in parts.without_prefixes:
             sums = None if parts.session_header in request.by_name else progress.read_prefix()
@@ -192,11 +190,8 @@ class RelayExchange:
 
     def _record(self, error: ApiError) -> None:
         """Have the owner count and log a refusal of the relay itself."""
-        request, body_bytes = self.progress.request, self.progress.bytes_in
-        own = request.own_id.decode()
-        content = {"status": error.status, "code": error.code, "limit": error.limit, "bytes": body_bytes, "id": own}
-        head = head_content(request, self.progress.client.peer)
-        self._parts.desk.send(Note("record", 0, {**content, **head}))
+        request, peer = self.progress.request, self.progress.client.peer
+        self._parts.desk.send(refusal_note(error, request.own_id, peer, request))
 
     def _cancel(self) -> None:
         self._is_cancelled = True

@@ -37,7 +37,7 @@ from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
 from ichat.relays.ownerless import Ownerless
-from ichat.relays.relay_asks import admit, asked_of
+from ichat.relays.relay_asks import admit, asked_of, refusal_note
 from ichat.relays.relay_exchange import RelayExchange, RelayParts
 from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
@@ -354,22 +354,11 @@ class RelayProcess:
         """Report a refusal of bytes that were not yet a request: the owner counts and logs it, unless it is behind."""
         if self._link.is_behind:
             return
-        note = _record_of(error, request_id, peer, head)
+        note = refusal_note(error, request_id, peer, head)
         try:
             self.send(note)
         except FrameError:
             self.send(note._replace(content={**note.content, "headers": []}))
-
-
-def _record_of(error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> Note:
-    """Return the frame about a refusal of bytes that were not yet a request."""
-    content: dict[str, Any] = {
-        "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
-    }  # fmt: skip
-    if head is not None:
-        content["head"] = [part.decode("latin-1") for part in (head.method, head.target, head.version)]
-        content["headers"] = [[part.decode("latin-1") for part in pair] for pair in head.headers]
-    return Note("record", 0, content)
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:

@@ -52,9 +52,9 @@ _WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE, _IS_EXTERNAL, _IS_STREAM, _TELL
 )
 _REJECTS_429, _REJECTS_5XX, _HAS_LONGER, _IS_AGAIN, _PASSES_ALL = (1 << number for number in range(16, 21))
 _ANY_REJECTS = _REJECTS_429 | _REJECTS_5XX
-ASK, STEP, OUTCOME = "IQIBBHBII", "IBIBffffI", "IBQBHBQQQQIIIIQ"
+ASK, STEP, OUTCOME = "IQIBBHBII", "IBIfffI", "IBQBHBQQQQIIIIQ"
 """The fixed fields of each, as `struct` names them."""
-ASK_STRINGS, STEP_STRINGS, OUTCOME_STRINGS = 7, 7, 5
+ASK_STRINGS, STEP_STRINGS, OUTCOME_STRINGS = 7, 6, 5
 _ASK = struct.Struct(f"<IBBH{ASK}B{ASK_STRINGS}H")
 _STEP = struct.Struct(f"<IBBH{STEP}B{STEP_STRINGS}H")
 _OUTCOME = struct.Struct(f"<IBBH{OUTCOME}B{OUTCOME_STRINGS}H")
@@ -125,7 +125,7 @@ def read_ask(data: bytes, at: int, end: int) -> SentAsk:
 
 def write_step(sent: SentStep) -> bytes:
     """Return the bytes of a step."""
-    number, attempt, step, address, name, key, bits, usage_route, settings, connect_s, queued_s, ticket = sent
+    number, attempt, step, address, key, bits, settings, queued_s, ticket = sent
     (
         endpoint, model, edits, request_head, response_head, first_byte_s, stall_s, rejects, has_longer, is_again,
         passes_all,
@@ -139,28 +139,26 @@ def write_step(sent: SentStep) -> bytes:
         if edits != NO_EDITS:
             content |= {"model": edits.model, "set": latin(edits.set), "drop": edits.drop}
         rest = json_of(content)
-    one, two, three, four = bytes_of(name), bytes_of(endpoint), bytes_of(key), bytes_of(model)
+    one, two, three = bytes_of(endpoint), bytes_of(key), bytes_of(model)
     request_lines = lines_of(request_head) if request_head else b""
     response_lines = remembered_lines_of(response_head) if response_head else b""
-    after = b"".join((address, one, two, three, four, request_lines, response_lines, rest))
+    after = b"".join((address, one, two, three, request_lines, response_lines, rest))
     return _STEP.pack(
-        _STEP.size + len(after), 2, 0, _STEP_HEAD, number, attempt, bits, usage_route, first_byte_s, stall_s, connect_s,
-        queued_s, settings, STEP_STRINGS, len(address), len(one), len(two), len(three), len(four), len(request_lines),
-        len(response_lines),
+        _STEP.size + len(after), 2, 0, _STEP_HEAD, number, attempt, bits, first_byte_s, stall_s, queued_s, settings,
+        STEP_STRINGS, len(address), len(one), len(two), len(three), len(request_lines), len(response_lines),
     ) + after  # fmt: skip
 
 
 def read_step(data: bytes, at: int, end: int) -> SentStep:
     """Return the step that stands there."""
     (
-        _, _, _, _, number, attempt, bits, usage_route, first_byte_s, stall_s, connect_s, queued_s, settings, _,
-        address, name, endpoint, key, model, request_head, response_head,
+        _, _, _, _, number, attempt, bits, first_byte_s, stall_s, queued_s, settings, _,
+        address, endpoint, key, model, request_head, response_head,
     ) = _STEP.unpack_from(data, at)  # fmt: skip
-    if not (first_byte_s >= 0 and stall_s >= 0 and connect_s >= 0 and queued_s >= 0):
+    if not (first_byte_s >= 0 and stall_s >= 0 and queued_s >= 0):
         raise FrameError("A time in a step is no number from 0 on.")
     address += (start := at + _STEP.size)
-    name += address
-    endpoint += name
+    endpoint += address
     key += endpoint
     model += key
     request_head += model
@@ -173,14 +171,14 @@ def read_step(data: bytes, at: int, end: int) -> SentStep:
     if bits & _ANY_REJECTS:
         rejects = tuple(one for one, bit in zip(_REJECTS, (_REJECTS_429, _REJECTS_5XX), strict=True) if bits & bit)
     step = AttemptStep(
-        text_of(data[name:endpoint]), text_of(data[key:model]), edits,
+        text_of(data[address:endpoint]), text_of(data[key:model]), edits,
         pairs_of(data[model:request_head]) if request_head != model else (),
         remembered_pairs_of(data[request_head:response_head]) if response_head != request_head else (),
         first_byte_s, stall_s, rejects, bits & _HAS_LONGER != 0, bits & _IS_AGAIN != 0, bits & _PASSES_ALL != 0,
     )  # fmt: skip
     return SentStep(
-        number, attempt, step, data[start:address], text_of(data[address:name]),
-        text_of(data[endpoint:key]), bits & 0xFFFF, usage_route, settings, connect_s, queued_s, ticket,
+        number, attempt, step, data[start:address], text_of(data[endpoint:key]), bits & 0xFFFF, settings,
+        queued_s, ticket,
     )  # fmt: skip
 
 

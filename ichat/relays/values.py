@@ -13,15 +13,14 @@ MonotonicNs = NewType("MonotonicNs", int)
 NEVER = MonotonicNs(0)
 """Of an event that has not happened."""
 
-STREAM, FORM, BACKGROUND, SUSPECT, HEAD_ONLY, COMPLETE, CONTINUES, UNDER_WAY = (1 << number for number in range(8))
+STREAM, BACKGROUND, SUSPECT, HEAD_ONLY, UNDER_WAY, ENDED = (1 << number for number in range(6))
 """Bits of an ask. `HEAD_ONLY`: the body has not arrived, so the owner only admits the request.
 
-`UNDER_WAY`: it asks nothing; a relay reports a request that carries out a step of an earlier owner.
+`UNDER_WAY`: it asks nothing; a relay reports a request that carries out a step of an earlier owner. `ENDED`: it asks
+nothing, either; its outcome follows, which no owner has settled.
 """
-ENDED = 1 << 8
-"""Bit of an ask that asks nothing, either: its outcome follows, which no owner has settled."""
-TELLS_HEAD, DISCARDS, MAY_STEER, HIDES_KEYS, IS_COPIED, IGNORES_PREFIX = (1 << number for number in range(6))
-"""Bits of a step: the owner gets a `head`; the response is dropped, since the request is a copy.
+TELLS_HEAD, MAY_STEER, HIDES_KEYS, IS_COPIED, IGNORES_PREFIX = (1 << number for number in range(5))
+"""Bits of a step. `TELLS_HEAD`: the owner gets a `head`.
 
 `IS_COPIED`: the relay sends `shadow` if the response is no error.
 `MAY_STEER` and `HIDES_KEYS` are those of the request's `Grant`. `IGNORES_PREFIX`: so the next request for this name
@@ -117,16 +116,13 @@ class SentStep(NamedTuple):
     """From 1."""
     step: AttemptStep
     address: bytes = b""
-    name: str = ""
-    """The endpoint's, in messages."""
+    """The owner's number of the endpoint."""
     key: str = ""
     """The name of the client's key."""
     bits: int = 0
     """`TELLS_HEAD` and so on."""
-    usage_route: int = 0
     settings: int = 0
     """The version of the settings by which it was decided."""
-    connect_s: float = 0.0
     queued_s: float = 0.0
     ticket: str = ""
     """The worker reports later usage under it; "" if there is none."""
@@ -181,9 +177,6 @@ class WaitsFor(NamedTuple):
     kind = "wait"
     number: int
     wait: Wait
-    why: str = ""
-    comment_s: float = 0.0
-    ready_at: MonotonicNs = NEVER
 
 
 class Refused(NamedTuple):

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ichat.listeners import Listeners
+from ichat.observability.logs.journal import JOURNAL
+from ichat.observability.logs.pipes import OUTPUT
 
 log = logging.getLogger(__name__)
 
 STARTS_MAX = 128
 """The most starts of workers with kept descriptors. Their messages fit into the buffer of a socket."""
 LAUNCHER = "launcher"
-NAMES = (LAUNCHER, "output", "journal")
+NAMES = (LAUNCHER, OUTPUT, JOURNAL)
 """The writing end of the pipe to a launcher, the reading end of a worker's output, and its unwritten output."""
 _TEXT_MAX = 512
 Start = tuple[str, str]

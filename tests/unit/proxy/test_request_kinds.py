@@ -39,19 +39,24 @@ def test_a_method_and_a_path_have_one_kind(method, path, kind):
     """The kind does not depend on allowed pages, except for preflights."""
     assert kind_of(request_of(method, path), None) == kind
     assert kind_of(request_of(method, path), CORS) == kind
+    is_for_owner = kind not in ("model", "engine", "response") or path == b"/v1/responses/compact"
+    assert is_for_model(request_of(method, path), CORS) != is_for_owner
 
 
 def test_a_preflight_is_one_only_where_pages_are_allowed():
     """Without origins it is a wrong method, and before the control plane it never is one."""
     asked = request_of(b"OPTIONS", b"/v1/chat/completions", PREFLIGHT)
     assert kind_of(asked, CORS) == "preflight"
+    assert not is_for_model(asked, CORS)
     assert kind_of(asked, None) == "wrong_method"
 
 
 def test_a_kept_response_has_no_other_methods():
-    """It is refused before anything is counted."""
+    """It is refused before anything is counted, and by the process that decides if there are relays."""
+    asked = request_of(b"PUT", b"/v1/responses/resp_1")
+    assert not is_for_model(asked, None)
     with pytest.raises(ApiError) as refused:
-        kind_of(request_of(b"PUT", b"/v1/responses/resp_1"), None)
+        kind_of(asked, None)
     assert refused.value.status == 405
 
 

@@ -63,7 +63,7 @@ attempts = st.builds(
     AttemptStep, texts, texts, edits, headers, headers, seconds, seconds, rejects, st.booleans(), st.booleans(),
     st.booleans(),
 )  # fmt: skip
-steps = st.builds(SentStep, u32, u8, attempts, data, texts, texts, bits, u8, u32, seconds, seconds, texts)
+steps = st.builds(SentStep, u32, u8, attempts, data, texts, bits, u32, seconds, texts)
 failures = st.builds(
     Failure, st.integers(400, 599), texts, texts, texts, st.none() | texts, st.none() | u32, st.none() | st.booleans(),
     texts,
@@ -78,7 +78,7 @@ outcomes = st.builds(
     u32, st.none() | used, texts, texts, texts, st.lists(texts, max_size=2).map(tuple),
     st.booleans(), st.booleans(), times, st.booleans(),
 )  # fmt: skip
-waits = st.builds(WaitsFor, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds), texts, seconds, times)
+waits = st.builds(WaitsFor, u32, st.builds(Wait, st.sampled_from(("place", "pause")), seconds))
 notes = st.builds(
     Note, st.sampled_from([name for name, layout in LAYOUTS.items() if layout.value_of is None and layout.read is None]), u32,
     st.dictionaries(texts, texts | u32 | st.lists(texts, max_size=2), max_size=3),
@@ -96,7 +96,7 @@ PLAIN_STEP = AttemptStep(
 PLAIN = [
     SentAsk(7, MonotonicNs(10**15), "0b9c1d2e3f405162", "qwen3-32b", b"/v1/chat/completions", peer="10.0.0.7:51234",
           credential=b"Bearer sk-0123456789abcdef", host=b"gateway:4000", body_bytes=900),
-    SentStep(7, 1, PLAIN_STEP, b"10.0.1.2:8000", "worker `worker-1`", "team-a", connect_s=5.0),
+    SentStep(7, 1, PLAIN_STEP, b"12", "team-a", queued_s=5.0),
     SentOutcome(7, 1, 99, Outcome("answered", status=200), False, MonotonicNs(10**15), MonotonicNs(10**15 + 10**7),
                 MonotonicNs(10**15 + 10**9), 4000, 1, UsedTokens(200, 300, 128)),
 ]  # fmt: skip
@@ -105,7 +105,7 @@ RARE = [
     PLAIN[1]._replace(step=PLAIN_STEP._replace(edits=BodyEdits("m", (("top_p", b"0.5"),), ("seed",)))),
     PLAIN[2]._replace(outcome=Outcome("unreachable", "w1", FAILURE, "refused"), wants_next=True, dropped=("seed",)),
     Refused(7, Refuse(FAILURE)),
-    WaitsFor(7, Wait("place", 30.0), "it is being loaded", 15.0, MonotonicNs(5)),
+    WaitsFor(7, Wait("place", 30.0)),
     HeadSeen(7, 200),
     Note("leave", 7),
     Note("settings", 0, {"version": 3, "routes": ["/v1"]}),

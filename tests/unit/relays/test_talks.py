@@ -419,11 +419,11 @@ def test_frames_that_the_other_side_does_not_know_are_not_sent():
     """`hello` names the frames that a side knows."""
     owner = OwnerTalk(10)
     owner.sends(hello(1))
-    knows = [name for name in LAYOUTS if name != "nudge"]
+    knows = [name for name in LAYOUTS if name != "hurry"]
     owner.receives(Note("hello", 0, {**hello(0).content, "knows": knows}))
     owner.sends(Note("retire"))
     with pytest.raises(TalkError, match="does not know"):
-        owner.sends(Note("nudge"))
+        owner.sends(Note("hurry"))
 
 
 def test_adopted_relays_keep_their_settings():
