@@ -323,14 +323,14 @@ class Ledger:
         if self.storage != OK or abs(now - self._tidied_at) < TIDY_S:
             return
         self._tidied_at = now
-        settings = self._settings
+        days = self._settings.minute_days, self._settings.keep_days
         try:
             is_more = True
             while is_more:
                 async with self._lock:
-                    is_more = await self._in_thread(
-                        self._store.tidy, minute_of(now), settings.minute_days, settings.keep_days
-                    )
+                    if not self.gate.is_open:
+                        return  # another process may have the file
+                    is_more = await self._in_thread(self._store.tidy, minute_of(now), *days)
                     await self._flush()
         except (sqlite3.Error, OSError) as error:
             self._fail(f"{self._store.path} cannot be written: {_why(error)}")
