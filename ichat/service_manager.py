@@ -87,9 +87,9 @@ class Notifier:
         return not self._address or _control_group_of(pid) == _control_group_of(os.getpid())
 
     def follow(self, pid: int) -> bool:
-        """Report that another process replaces this process; return whether that was received."""
+        """Report that another process replaces this process; return False if it was not received."""
         self._is_ready = False
-        return self.send(f"MAINPID={pid}")
+        return not self._address or self.send(f"MAINPID={pid}")
 
 
 def become_subreaper() -> None:

@@ -44,22 +44,16 @@ from ichat.observability.usage.earlier_use import restore_windows
 from ichat.relays.earlier_outcomes import earlier_use
 from ichat.relays.owner import KILL_S, Relays
 from ichat.relays.values import TrioClock
+from ichat.roles.gateway_after_takeover import end_connections, serve_old_process
 from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
 from ichat.roles.gateway_start import announce, announce_emptiness, listen
-from ichat.roles.gateway_takeover import (
-    GatewayGiver,
-    HandedGateway,
-    ask,
-    end_connections,
-    handed_by,
-    serve_old_process,
-)  # fmt: skip
+from ichat.roles.gateway_takeover import GatewayGiver, HandedGateway, ask, handed_by
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.service_manager import Notifier, become_subreaper
 from ichat.supervisor.orphans import KnownPids, reap_forever
-from ichat.supervisor.state import StateDirectory, handed_state, is_locked, open_state
+from ichat.supervisor.state import DirectoryTaken, StateDirectory, handed_state, open_state
 from ichat.takeover.giving import TakeoverServer
 
 log = logging.getLogger(__name__)
@@ -150,14 +144,17 @@ async def run(
     with contextlib.ExitStack() as stack:
         if takes_over:
             secure_parts(config, _kept_keys(config))
-        takeover = await ask(config, stack) if takes_over else None
+        takeover = await ask(config) if takes_over else None
         handed = handed_by(takeover, config)
         notifier = notifier if handed is None else handed.notifier_or(notifier)
-        state = stack.enter_context(await _state_of(config, handed, waits=takes_over))
+        state = await state_of(config, handed, stack, waits=takes_over)
         tracing = stack.enter_context(contextlib.closing(open_tracing()))
         components = build(config, file, state, tracing)
         relays = components.data.relays
-        listeners = [] if takeover is None or handed is None else await handed.begin(components, takeover)
+        receiver, listeners = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM), list[socket.socket]()
+        if takeover is not None and handed is not None:
+            receiver = contextlib.nullcontext(stack.enter_context(receiver))
+            listeners = await handed.begin(components, takeover, receiver.enter_result)
         if relays is not None:
             adopted = await relays.find()
             if listeners:
@@ -169,20 +166,20 @@ async def run(
         giver = GatewayGiver(components, state, listeners, notifier)
         old = None if takeover is None else partial(serve_old_process, giver, takeover, handed)
         try:
-            await _run(components, giver, listeners, old, task_status)
+            await _run(giver, listeners, receiver, old, task_status)
         finally:
             await _end_relays_if_cut_off(relays)  # noqa: ASYNC102 it has a shield with a bound
 
 
 async def _run(
-    components: Components,
     giver: GatewayGiver,
     listeners: list[socket.socket],
+    receiver: contextlib.AbstractContextManager[AsyncIterator[int]],
     serve_old: Callable[[], Awaitable[None]] | None,
     task_status: trio.TaskStatus[int],
 ) -> None:
     """Run all tasks of a gateway to its end; see `_serve_until_told`."""
-    state, notifier = giver.state, giver.notifier
+    components, state, notifier = giver.components, giver.state, giver.notifier
     async with trio.open_nursery() as background:
         await _start_background(background, components, notifier)
         async with trio.open_nursery() as deciding:
@@ -191,7 +188,7 @@ async def _run(
             await deciding.start(giver.run)
             await deciding.start(server.serve_forever)
             inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
-            running = _Running(components, listeners, inner, notifier, server, serve_old)
+            running = _Running(components, listeners, inner, notifier, receiver, server, serve_old)
             try:
                 await _serve_until_told(running, task_status)
             finally:
@@ -202,17 +199,18 @@ async def _run(
         background.cancel_scope.cancel()
 
 
-async def _state_of(
-    config: Config, handed: HandedGateway | None, *, waits: bool
-) -> contextlib.AbstractContextManager[StateDirectory]:
-    """Return the state directory; with `waits`, a process that has it may be about to end."""
+async def state_of(
+    config: Config, handed: HandedGateway | None, stack: contextlib.ExitStack, *, waits: bool
+) -> StateDirectory:
+    """Return the state directory, until the stack closes; with `waits`, a process that has it may be about to end."""
     directory = directory_for(config.server_settings)
     if handed is not None and directory is not None:
-        return handed_state(directory, config.logs.directory, handed.lock)
+        return stack.enter_context(handed_state(directory, config.logs.directory, handed.lock))
     for _ in range(LOCK_LOOKS if waits else 0):
-        if is_locked(directory):
-            await trio.sleep(LOCK_LOOK_S)
-    return open_state(config.server_settings, config.logs.directory)
+        with contextlib.suppress(DirectoryTaken):
+            return stack.enter_context(open_state(config.server_settings, config.logs.directory))
+        await trio.sleep(LOCK_LOOK_S)
+    return stack.enter_context(open_state(config.server_settings, config.logs.directory))
 
 
 async def _report_life_forever(notifier: Notifier) -> None:
@@ -280,6 +278,8 @@ class _Running:
     inner: list[socket.socket]
     """Those at the socket `inner`."""
     notifier: Notifier
+    receiver: contextlib.AbstractContextManager[AsyncIterator[int]]
+    """Of the signals that end this process."""
     server: TakeoverServer[GatewayGiver]
     serve_old: Callable[[], Awaitable[None]] | None
     """Answers the requests that an old process gets."""
@@ -293,7 +293,7 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
     """
     components, listeners, inner = running.components, running.listeners, running.inner
     door, supervisor, relays = components.data.door, components.control.supervisor, components.data.relays
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with running.receiver as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 if relays is not None:

@@ -19,22 +19,20 @@ from ichat.config.schema import Config
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.fleet.packed_args import ArgsPacker
 from ichat.fleet.saved_records import record_of, restore_record
-from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
 from ichat.http.leaving import Retirement
-from ichat.http.listeners import address_name, adopt_listeners, close_all, open_unix_listener
+from ichat.http.listeners import address_name, adopt_listeners, close_all
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.relays.forwarding import InnerSocket, NewOwner
-from ichat.relays.owner import KILL_S
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.roles.gateway_components import Components, begin_desks, import_parts, inner_door, make_relays
+from ichat.roles.gateway_components import Components, import_parts
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 from ichat.service_manager import Notifier
 from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory, leave_lock
 from ichat.takeover.getting import Received, Takeover, ask_for_gateway
-from ichat.takeover.giving import CannotFreezeError, Handed, TakeoverServer
+from ichat.takeover.giving import CannotFreezeError, Handed
 from ichat.takeover.snapshot import (
     Snapshot,
     endpoint_of,
@@ -154,11 +152,10 @@ class GatewayGiver:
         assert self._nursery is not None
         self._nursery.start_soon(self.components.control.supervisor.read_on)
 
-    def follow(self, new_pid: int) -> None:
+    def follow(self) -> None:
         """Have the new process decide: waiting and further requests are forwarded to it."""
         leave_lock(self.state.lock)
         self.deciding.deadline = trio.current_time() + LAST_CALLS_S
-        self.notifier.follow(new_pid)
         for relays in self.relays:
             relays.hand_over()
         data = self.components.data
@@ -255,13 +252,15 @@ class HandedGateway:
         variables = cast("dict[str, str]", self._about.get("notifier", {}))
         return Notifier.taken_from({**variables}) if variables else own
 
-    async def begin(self, components: Components, takeover: Takeover) -> list[socket.socket]:
+    async def begin(
+        self, components: Components, takeover: Takeover, signals: AsyncIterator[int]
+    ) -> list[socket.socket]:
         """Restore everything in the parts of this gateway, and return the listeners when this process decides.
 
-        Raises Exit 69 if it never will.
+        Raises Exit 69 if it never will. `signals` end the takeover.
         """
         self.put_into(components)
-        await takeover.begin()
+        await takeover.begin(signals)
         log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
         return self.listeners
 
@@ -317,67 +316,10 @@ def handed_by(takeover: Takeover | None, config: Config) -> HandedGateway | None
         raise Exit(EXIT_UNAVAILABLE, str(error)) from error
 
 
-async def ask(config: Config, stack: contextlib.ExitStack) -> Takeover | None:
+async def ask(config: Config) -> Takeover | None:
     """Ask the running gateway to hand over; None if there is none. Raises Exit: 64, 69."""
     directory = directory_for(config.server_settings)
     if directory is None:
         raise Exit(EXIT_USAGE, "A takeover finds the gateway by server_settings.state_directory, or by the port.")
     import_parts()  # now, while nothing waits for this process
-    takeover = await ask_for_gateway(directory, __version__)
-    if takeover is not None:
-        stack.callback(takeover.close)
-    return takeover
-
-
-async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
-    """Answer the requests that the old process still gets, and its relays, until they have ended."""
-    async with trio.open_nursery() as nursery:
-        if giver.components.data.relays is None:
-            door = inner_door(giver.components)
-            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
-            if handed is not None and handed.has_relays:
-                await _end_relays(giver)
-        await takeover.wait_for_old_end()
-        log.info("the old process has ended")
-        nursery.cancel_scope.cancel()
-
-
-async def _end_relays(giver: GatewayGiver) -> None:
-    """Adopt the relays of the old process, and have them retire: this process accepts connections itself."""
-    components = giver.components
-    config, handler = components.reloader.config, components.data.handler
-    relays = make_relays(config, components.control, handler, giver.state)
-    async with trio.open_nursery() as nursery:
-        begin_desks(nursery, relays, handler, components.control.fleet.table)
-        close_all(await relays.find())
-        giver.relays.append(relays)
-        await nursery.start(relays.run, [])
-        try:
-            nursery.start_soon(relays.open)
-            for relay in [*relays.relays.values()]:
-                await relay.gone.wait()
-        finally:
-            giver.relays.remove(relays)
-            with trio.move_on_after(KILL_S, shield=True):
-                await relays.kill_all()
-        nursery.cancel_scope.cancel()
-
-
-async def end_connections(
-    components: Components, server: TakeoverServer[GatewayGiver], doors: trio.Nursery, signals: AsyncIterator[int]
-) -> None:
-    """End the connections of this process, now that another process has its gateway."""
-    door = components.data.door
-    giver = server.giver
-    giver.follow(server.new_pid)
-    components.control.log_store.close_streams()
-    components.events.close()
-    doors.start_soon(_hurry_at_signal, signals, door)
-    await door.retire(giver.retirement())
-    log.info("this process has no connection any more, and ends")
-    doors.cancel_scope.cancel()
-
-
-async def _hurry_at_signal(signals: AsyncIterator[int], door: FrontDoor[Caller]) -> None:
-    await anext(signals)
-    door.hurry()
+    return await ask_for_gateway(directory, __version__)

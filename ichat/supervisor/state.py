@@ -182,12 +182,16 @@ def kept_in(saved: SavedState) -> frozenset[str]:
     return frozenset(one.worker_id for one in saved.started if one.spec.get("on_gateway_exit") == "keep")
 
 
+class DirectoryTaken(Exit):
+    """Another process has the state directory."""
+
+
 @contextlib.contextmanager
 def open_state(settings: ServerSettings, log_directory: str | None) -> Generator[StateDirectory]:
     """Lock the directory for this gateway alone, until the end of the context.
 
-    With port 0 and no directory given it is a temporary directory. Raises Exit 69 if another gateway has it, or if
-    it cannot be used.
+    With port 0 and no directory given it is a temporary directory. Raises Exit 69 if it cannot be used; DirectoryTaken,
+    if another gateway has it.
     """
     with contextlib.ExitStack() as stack:
         path = configured_directory(settings) or _usual_path(settings)
@@ -209,7 +213,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 _make_private(os.path.join(path, name))
         except BlockingIOError as error:
             pid = pathlib.Path(path, LOCK_FILE).read_text(errors="replace").partition("\n")[0]
-            raise Exit(
+            raise DirectoryTaken(
                 EXIT_UNAVAILABLE,
                 f"Another gateway (process {pid}) uses {path}: set server_settings.state_directory to another path.",
             ) from error
@@ -243,18 +247,6 @@ def raise_term(directory: str) -> int:
     written.write_text(f"{term}\n", encoding="ascii")
     written.replace(path)
     return term
-
-
-def is_locked(directory: str | None) -> bool:
-    """Return whether a process has a state directory now."""
-    if directory is None:
-        return False
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, LOCK_FILE), "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 @contextlib.contextmanager

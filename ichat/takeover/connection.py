@@ -80,10 +80,10 @@ class OtherProcess:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RD)
 
-    def kill(self) -> None:
-        """Kill the process."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process a signal, unless it has ended."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
         """Close the connection; `wait_end` goes on. Harmless the second time."""
@@ -95,6 +95,7 @@ class OtherProcess:
         """Close everything."""
         self.close()
         os.close(self._pidfd)
+        self._pidfd = -1
 
 
 def _is_readable(fd: int) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -62,22 +62,25 @@ class Takeover:
         self._check()
         return self.side.state == "building"
 
-    async def begin(self) -> None:
-        """Report that everything is ready, and return when this process decides. Raises Exit 69 if it never will."""
+    async def begin(self, signals: AsyncIterator[int]) -> None:
+        """Report that everything is ready, and return when this process decides. Raises Exit 69 if it never will.
+
+        A signal of `signals` ends the takeover. If this process decides already, it is raised again: for the gateway.
+        """
         self._do(self.side.built(trio.current_time()))
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
 
-                async def obey() -> None:
-                    async for _ in signals:
-                        self._do(self.side.stop())
-                        if self._why:
-                            nursery.cancel_scope.cancel()
-
-                nursery.start_soon(obey)
-                while self.side.state != "owner" and not self._why:
-                    await self._wait_and_step()
+            async def obey() -> None:
+                number = await anext(signals)
+                self._do(self.side.stop())
+                if not self._why:
+                    signal.raise_signal(number)
                 nursery.cancel_scope.cancel()
+
+            nursery.start_soon(obey)
+            while self.side.state != "owner" and not self._why:
+                await self._wait_and_step()
+            nursery.cancel_scope.cancel()
         self._check()
 
     def _check(self) -> None:
@@ -86,7 +89,7 @@ class Takeover:
             raise Exit(EXIT_UNAVAILABLE, f"There was no takeover: {self._why}")
 
     def close(self) -> None:
-        """Close the connection. The old process goes on if it has not handed over: it sees the end of this process."""
+        """Close the connection."""
         self._peer.forget()
 
     async def _wait_and_step(self) -> None:
@@ -127,9 +130,13 @@ class Takeover:
                 self._more.append((content, descriptors))
             elif message.kind == "snapshot" and descriptors and self.side.state == "freezing":
                 memory, *rest = descriptors
-                with contextlib.ExitStack() as closing:
-                    closing.callback(os.close, memory)
+                try:
                     self.received = Received(from_memory(memory), message.content, rest, self._more)
+                except FrameError as error:
+                    self._why = str(error)
+                    return
+                finally:
+                    os.close(memory)
                 self._do(self.side.receive(message, trio.current_time()))
             else:
                 for descriptor in descriptors:
@@ -152,17 +159,15 @@ class Takeover:
 async def ask_for_gateway(directory: str, build: str) -> Takeover | None:
     """Ask the gateway of a state directory to hand over; None if there is none, or if it has ended meanwhile.
 
-    Raises Exit 69 if it refuses, or cannot be reached.
+    Raises Exit 69 if it refuses, or cannot be reached. The connection stays then until this process has ended: once
+    it is closed, the old process kills a process that has its snapshot, before that says why it ends.
     """
     peer = connect(directory)
     if peer is None:
         log.info("no gateway runs with %s: this process starts as usual", directory)
         return None
     takeover = Takeover(peer)
-    is_there = False
-    try:
-        is_there = await takeover.ask(directory, build)
-    finally:
-        if not is_there:
-            takeover.close()
-    return takeover if is_there else None
+    if await takeover.ask(directory, build):
+        return takeover
+    takeover.close()
+    return None

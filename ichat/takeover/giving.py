@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -111,12 +112,16 @@ class TakeoverServer(Generic[GiverT]):
             if not self.gone.is_set():
                 forget(self._directory)
 
-    async def wait_gone(self, signal: Callable[[], Awaitable[object]]) -> bool:
-        """Wait until another process has the gateway, or for a signal; return whether another process has it then."""
+    async def wait_gone(self, told: Callable[[], Awaitable[object]]) -> bool:
+        """Wait until another process has the gateway, or for a signal; return whether another process has it then.
+
+        That process gets the signal if both happen at once.
+        """
 
         async def stop() -> None:
-            await signal()
-            await self.stop()
+            await told()
+            if not await self.stop():
+                self.stop_new()
 
         await wait_any(stop, self.gone.wait)
         return self.gone.is_set()
@@ -127,6 +132,12 @@ class TakeoverServer(Generic[GiverT]):
         while not (self._may_stop.is_set() or self.gone.is_set()):
             await self.changed.wait()
         return not self.gone.is_set()
+
+    def stop_new(self) -> None:
+        """Pass a signal that stops the gateway on to the process that has it."""
+        assert self._peer is not None
+        log.info("a stop signal is passed on to process %d", self._peer.pid)
+        self._peer.signal(signal.SIGTERM)
 
     async def _serve(self, sock: socket.socket) -> None:
         """Answer a new process."""
@@ -206,7 +217,7 @@ class TakeoverServer(Generic[GiverT]):
                 log.warning("the takeover has failed: this process goes on")
             elif act.kind == "kill" and self._peer is not None:
                 log.error("process %d, which asked for this gateway, is killed: it was silent", self._peer.pid)
-                self._peer.kill()
+                self._peer.signal(signal.SIGKILL)
             elif act.kind == "drop" and self._peer is not None:
                 self._peer.close()
             elif act.kind == "go":

@@ -173,7 +173,7 @@ class Ledger:
             return
         with trio.move_on_after(OPEN_S) as opening:
             if self._newest_outcomes is not None:
-                await self._read_marks()
+                await self.read_marks()
             await self._tell_limits()
         if opening.cancelled_caught:
             log.error("%s is slow: limits for a day and a month do not know the earlier usage yet", self._store.path)
@@ -204,7 +204,8 @@ class Ledger:
         """Return the marks on disk from the start of `run` on, and those that the next write has."""
         return self._noted
 
-    async def _read_marks(self) -> None:
+    async def read_marks(self) -> None:
+        """Read the marks on disk: before relays of earlier owners report, if `follow` is called after `run`."""
         try:
             async with self._lock:
                 self._noted |= await self._in_thread(self._store.marks)
@@ -313,8 +314,7 @@ class Ledger:
     def _fail(self, why: str) -> None:
         self._retry_at = trio.current_time() + self._retry_s
         if self.storage == OK:
-            most = self._settings.pending_rows_max
-            log.error("%s; up to %d rows of usage wait in memory, and requests go on", why, most)
+            log.error("%s; %d rows of usage may wait in memory, requests go on", why, self._settings.pending_rows_max)
         self.storage = why
 
     async def _tidy(self) -> None:
@@ -323,14 +323,14 @@ class Ledger:
         if self.storage != OK or abs(now - self._tidied_at) < TIDY_S:
             return
         self._tidied_at = now
-        settings = self._settings
+        days = self._settings.minute_days, self._settings.keep_days
         try:
             is_more = True
             while is_more:
                 async with self._lock:
-                    is_more = await self._in_thread(
-                        self._store.tidy, minute_of(now), settings.minute_days, settings.keep_days
-                    )
+                    if not self.gate.is_open:
+                        return  # another process may have the file
+                    is_more = await self._in_thread(self._store.tidy, minute_of(now), *days)
                     await self._flush()
         except (sqlite3.Error, OSError) as error:
             self._fail(f"{self._store.path} cannot be written: {_why(error)}")

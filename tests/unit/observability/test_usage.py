@@ -5,10 +5,12 @@ import contextlib
 import os
 import sqlite3
 import stat
+import threading
 
 import attrs
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.exposition import Shown
@@ -438,3 +440,37 @@ def test_an_answer_is_bounded(tmp_path):
         with pytest.raises(TooManyGroups):
             few.read(by_minute)
         few.close()
+
+
+class SlowTidy(UsageStore):
+    """Old rows are added up in two parts; the first waits for `goes_on`."""
+
+    def __init__(self, directory):
+        super().__init__(str(directory))
+        self.begun, self.goes_on, self.parts = threading.Event(), threading.Event(), 0
+
+    def tidy(self, now, minute_days, keep_days):
+        self.parts += 1
+        super().tidy(now, minute_days, keep_days)
+        self.begun.set()
+        assert self.goes_on.wait(LIMIT_S)
+        return self.parts == 1
+
+
+async def test_a_frozen_ledger_leaves_its_file_alone(tmp_path):
+    """A freeze that comes while old rows are added up leaves the file to another process until the thaw."""
+    store = SlowTidy(tmp_path)
+    async with running(ledger_in(tmp_path, store=store)) as ledger, trio.open_nursery() as nursery:
+        ledger.ended(record(usage=USED))
+        await until(store.begun.is_set)
+        nursery.start_soon(ledger.freeze)
+        await until(lambda: not ledger.gate.is_open)
+        await trio.testing.wait_all_tasks_blocked()
+        store.goes_on.set()
+        await until(lambda: not nursery.child_tasks)
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.parts == 1
+        other = UsageStore(str(tmp_path))
+        assert await trio.to_thread.run_sync(other.read, EVER)
+        other.close()
+        ledger.gate.open()

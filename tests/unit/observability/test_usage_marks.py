@@ -121,6 +121,17 @@ async def test_a_mark_never_falls(tmp_path):
     assert heard == []
 
 
+async def test_marks_are_read_for_relays_that_are_found_later(tmp_path):
+    """A gateway without relays of its own ends those of an earlier process: its ledger runs already."""
+    store = UsageStore(str(tmp_path))
+    store.write(Batch({}, {"r": 7}, NOON // 60))
+    async with running(ledger_on(store)) as ledger:
+        followed(ledger, {})
+        assert ledger.marks() == {}
+        await ledger.read_marks()
+        assert ledger.marks() == {"r": 7}
+
+
 def test_rows_and_marks_are_written_together_or_not_at_all(tmp_path):
     """A row that cannot be written leaves no mark behind, and a mark that cannot be written leaves no row."""
     store = UsageStore(str(tmp_path))
