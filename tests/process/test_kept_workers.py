@@ -1,10 +1,15 @@
 """Managed workers and the death of a gateway's own process while its relays live: nothing of them ends with it."""
 
+import contextlib
+import fcntl
 import http.client
 import json
 import os
 import signal
 import socket
+import sys
+import termios
+from pathlib import Path
 
 import psutil
 import pytest
@@ -64,10 +69,24 @@ class Site:
             assert response.status == 200, response.read()
         connection.close()
 
+    def unread(self):
+        """Return how many bytes of output wait for the next gateway, in the pipe that a relay keeps."""
+        found = [0]
+        for path in Path(f"/proc/{self.relays()[0].pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if path.is_fifo():
+                    with open(path, "rb", buffering=0, opener=open_now) as pipe:
+                        found.append(int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), sys.byteorder))
+        return max(found)
+
     def printed(self):
         """Return the lines in the worker's file that it was asked to print."""
         lines = load(f"{self._path}/state/logs/m-0.log", lines_max=10**7, bytes_max=2**30).tail(10**7)
         return [line.text for line in lines if line.text.startswith(("own ", "child ")) and "took" not in line.text]
+
+
+def open_now(path, flags):
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def words_of(process):
@@ -180,6 +199,8 @@ def test_the_last_words_of_a_worker_that_died_without_a_gateway_are_in_its_log(s
     family = [first, *first.children(recursive=True)]
     here.kill()
     here.print(100, "last")
+    size = sum(len(f"{one} last {n}\n") for one in ("own", "child") for n in range(100))
+    here.program.until(lambda: here.unread() >= size)  # a worker passes its lines on a moment after they were printed
     first.kill()
     here.start()
     here.program.wait_until_ready("m-0")
