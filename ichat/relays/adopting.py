@@ -116,7 +116,11 @@ class Adopting:
                 self._adoption.begin_anew(self._now())
             for name in self._adoption.overdue(self._now()):
                 self._relays[name].kill("it has not reported in time")
-        adopted = self._adopted = self._adoption.result()
+        self._adopted = self._adoption.result()
+        self._restore(self._adopted)
+
+    def _restore(self, adopted: Adopted) -> None:
+        """Have the desks of all relays know the reported requests, and their ends."""
         for name, trying in (*adopted.trying, *adopted.lost):
             with _killed_by_errors(self._relays[name]) as relay:
                 relay.desk.restore(trying, adopted.under_way.get((name, trying.number)))
