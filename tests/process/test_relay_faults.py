@@ -300,6 +300,6 @@ async def ask_and_leave(site, refused):
         async with await site.connect() as stream:
             result = Result()
             with trio.move_on_after(0.02):
-                await ask(stream, {"model": "m"}, result, "k" * 14_000)
+                await ask(stream, {"model": "m"}, result, "k" * 11_000)
             if result.is_whole:
                 refused.append(result)

@@ -290,7 +290,9 @@ def digest_of(body):
 def print_much(lines, text):
     """Print so many lines here and as many in another process, at the same time; give the seconds that each took."""
     program = (
-        f"import sys\nfor n in range({lines}): sys.stdout.write(f'child {text} {{n}}\\n')\nprint('child took its time')"
+        "import sys\n"
+        f"for n in range({lines}): sys.stdout.write(f'child {text} {{n}}\\n')\n"
+        "sys.stdout.write('child took its time\\n')"  # print writes a line and its end apart
     )
     with subprocess.Popen([sys.executable, "-c", program]) as child:
         began = time.monotonic()

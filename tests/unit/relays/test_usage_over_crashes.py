@@ -94,7 +94,7 @@ class World:
         ledger = Ledger(UsageSettings(), store, lambda _model: True, Quotas(Limits(), []))
         owner = self.owner = Owner(self.term, ledger)
         ledger.follow(self.newest, self.settle)
-        await ledger._read_marks()
+        await ledger.read_marks()
         names = {name: ledger.marks().get(f"id-{name}", 0) for name in NAMES}
         owner.adoption = self.adoption(NAMES, names, self.now)
         for name, relay in self.relays.items():
