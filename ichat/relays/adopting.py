@@ -65,7 +65,7 @@ class Adopting:
 
     def has(self, relay: RelayAtOwner) -> bool:
         """Return whether this relay reports, or has reported."""
-        return _name_of(relay) in self._relays
+        return bool(self._relays) and _name_of(relay) in self._relays
 
     def receive(self, relay: RelayAtOwner, frame: Frame) -> None:
         """Note a frame of a report. Raises TalkError."""

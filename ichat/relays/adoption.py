@@ -50,6 +50,8 @@ class AddedUp(NamedTuple):
     """Of the requests that this owner knows."""
 
 
+RECENT_S = 61
+_S = 1_000_000_000
 SUMS = 5
 """The number of sums in `AddedUp`."""
 _TYPES = {
@@ -226,3 +228,35 @@ def _windows_of(rows: Iterable[Recent]) -> dict[tuple[int, str], tuple[int, int]
         before = windows.get((second, key), (0, 0))
         windows[second, key] = before[0] + requests, before[1] + tokens
     return windows
+
+
+class RecentUse:
+    """The requests and tokens of the last minute at a relay, by second and key: the rows of its report."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, str], list[int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<RecentUse {len(self._sums)} sums>"
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def count(self, key: str, now: MonotonicNs, *, requests: int = 0, tokens: int = 0) -> None:
+        """Count requests and tokens of a key."""
+        sums = self._sums.get((now // _S, key))
+        if sums is None:
+            self._drop_old(now)
+            sums = self._sums[now // _S, key] = [0, 0]
+        sums[0] += requests
+        sums[1] += tokens
+
+    def rows(self, now: MonotonicNs) -> list[list[Any]]:
+        """Return the rows of a report; see `Recent`."""
+        self._drop_old(now)
+        return [[*at, *sums] for at, sums in self._sums.items()]
+
+    def _drop_old(self, now: MonotonicNs) -> None:
+        """Drop the sums of the seconds before the last minute: the oldest are first."""
+        while self._sums and next(iter(self._sums))[0] <= now // _S - RECENT_S:
+            del self._sums[next(iter(self._sums))]

@@ -37,9 +37,8 @@ def facts_of(endpoint: EndpointFacts) -> dict[str, Any]:
 
 def step_with_keys(step: AttemptStep, endpoint: EndpointFacts) -> AttemptStep:
     """Return a step with the headers that each request to an endpoint gets, keys too: for this request alone."""
-    if endpoint.access is None:
-        return step
-    return step._replace(request_head=(*endpoint.access.own_headers, *step.request_head))
+    own_headers = () if endpoint.access is None else endpoint.access.own_headers
+    return step._replace(request_head=(*own_headers, *step.request_head)) if own_headers else step
 
 
 def endpoint_of(facts: Mapping[str, Any]) -> EndpointFacts:

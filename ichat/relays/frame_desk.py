@@ -176,8 +176,9 @@ class FrameDesk:
         return self._talk.next_seq
 
     def report(self, sent: SentOutcome) -> None:
-        """Send the outcome of an attempt; it has the next number."""
-        self._say(sent)
+        """Send the outcome of an attempt, which ends now; it has the next number."""
+        for frame in self._talk.end(sent, sent.ended_at):
+            self._send(frame)
 
     def send(self, frame: Frame) -> None:
         """Send another frame about a request."""

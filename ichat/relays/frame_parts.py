@@ -2,8 +2,8 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from operator import methodcaller
 from typing import Any, cast
 
@@ -11,8 +11,7 @@ from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import HeaderPairs
 from ichat.relays.values import FrameError
 
-REMEMBERED = 256
-"""Lists of headers of responses that are remembered: they name endpoints."""
+_PAIR = re.compile(rb"([^\r\n]*?): ([^\r\n]*)\r\n")
 _FAILURE_TYPES: Mapping[str, tuple[type, ...]] = {
     "status": (int,), "code": (str,), "message": (str,), "kind": (str,), "param": (str, type(None)),
     "retry_after_s": (int, type(None)), "retry": (bool, type(None)), "limit": (str,),
@@ -67,17 +66,11 @@ def lines_of(pairs: HeaderPairs) -> bytes:
 
 def pairs_of(lines: bytes) -> HeaderPairs:
     """Return the headers of the lines of a head."""
-    found: list[Any] = [tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")]
-    if found.pop() != (b"",) or any(len(pair) != 2 for pair in found):
+    found = _PAIR.findall(lines)
+    count = len(found)
+    if lines.count(b"\n") != count or lines.count(b"\r") != count or lines[-2:] not in (b"", b"\r\n"):
         raise FrameError("The headers in a frame are no lines with colons.")
-    if lines.count(b"\n") != len(found) or lines.count(b"\r") != len(found):
-        raise FrameError("A header in a frame has a line break.")
     return tuple(found)
-
-
-remembered_lines_of = lru_cache(REMEMBERED)(lines_of)
-"""As `lines_of`: for headers that many requests have in common."""
-remembered_pairs_of = lru_cache(REMEMBERED)(pairs_of)
 
 
 bytes_of: Callable[[str], bytes] = methodcaller("encode", "utf-8", "surrogatepass")

@@ -61,8 +61,9 @@ class Link:
         self._said: set[str] = set()
         """Those of `_ONCE` that were sent."""
         self.is_over = False
-        self._plain: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
-        """The kinds of plain frames that may be received and sent: they need no other check, from the greetings on."""
+        self.plainly_received: frozenset[str] = frozenset()
+        self.plainly_sent: frozenset[str] = frozenset()
+        """The kinds of frames that need no `check`, from the greetings on; a step does if its settings differ."""
 
     def __repr__(self) -> str:
         return f"<Link{', over' if self.is_over else ''}>"
@@ -70,8 +71,6 @@ class Link:
     def check(self, frame: Frame, *, is_sent: bool) -> None:
         """Note a frame. Raises TalkError if it cannot be sent, or received, now."""
         kind = frame.kind
-        if kind in self._plain[is_sent] and (not isinstance(frame, SentStep) or frame.settings == self.settings):
-            return
         by_owner = is_sent == self._is_owner
         layout = LAYOUTS.get(kind)
         if layout is None or not (layout.from_owner if by_owner else layout.from_relay):
@@ -94,14 +93,15 @@ class Link:
             if not is_sent:
                 self._greet(frame)
             if len(self._greeted) == 2 and self._knows is not None and self._knows >= _PLAIN:
-                self._plain = (_PLAIN, _STEPS) if self._is_owner else (_STEPS, _PLAIN)
+                plain = (_PLAIN, _STEPS) if self._is_owner else (_STEPS, _PLAIN)
+                self.plainly_received, self.plainly_sent = plain
         elif kind in ("settings", "prepared", "cannot", "commit", "forget"):
             self._change_settings(kind, whole(frame, "version"))
         elif kind in _ONCE:
             self._note_once(kind)
         self.is_over = kind in ("bye", "end")
         if self.is_over:
-            self._plain = frozenset(), frozenset()
+            self.plainly_received = self.plainly_sent = frozenset()
 
     def _note_once(self, kind: str) -> None:
         if kind in self._said or (kind == "accept" and "retire" in self._said):

@@ -216,8 +216,10 @@ class Relays:
             has_effect = relay.talk.receives(frame)
             if self.adopting.has(relay):
                 self.adopting.receive(relay, frame)
-            else:
+            elif isinstance(frame, Note):
                 self._receive(relay, frame, has_effect=has_effect)
+            else:
+                relay.desk.receives(frame)
 
         def ended(why: str) -> None:
             if why:
@@ -298,8 +300,8 @@ class Relays:
 
     # Frames.
 
-    def _receive(self, relay: RelayAtOwner, frame: Frame, *, has_effect: bool) -> None:
-        """Called with each frame of a relay. Raises TalkError."""
+    def _receive(self, relay: RelayAtOwner, frame: Note, *, has_effect: bool) -> None:
+        """Called with each note of a relay. Raises TalkError."""
         match frame:
             case Note("ready"):
                 relay.talk.open()

@@ -14,6 +14,7 @@ from ichat.http.heads import Headers, RequestHead
 from ichat.observability.prometheus_families import Histogram
 from ichat.observability.request_record import CLIENT_LEFT, ROUTES
 from ichat.protocol.messages import PEER_HEADER
+from ichat.proxy.desk import Desk
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
 from ichat.proxy.shadow import CopyUnderWay
@@ -185,10 +186,8 @@ class OwnerDesk(RelayDesk):
         if asked.bits & HEAD_ONLY:
             self._relay.send(Note("go", asked.number))
             return
-        one = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
-        one.begin(self._context, caller, self._clock.trio_of(asked.at))
-        one.attempt = len(asked.tried)
-        self._requests[asked.number] = one
+        one = self._requests[asked.number] = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
+        one.desk = Desk(self._context, caller, one, self._clock.trio_of(asked.at))
         handler.begin(one, one.desk, head.headers, head.path, is_known=head.path in ROUTES)
         try:
             step = one.first_step()
@@ -199,14 +198,15 @@ class OwnerDesk(RelayDesk):
 
     def _head_of(self, asked: SentAsk) -> RequestHead:
         """Return the head of a request, as far as decisions need it."""
-        sign = (asked.credential, asked.host, asked.method, asked.path)
-        if asked.headers or asked.bits & HEAD_ONLY or asked.path not in ROUTES or sum(map(len, sign)) > SIGN_BYTES_MAX:
+        if asked.headers or asked.bits & HEAD_ONLY:
             return head_of(asked)
-        head = self._heads.get(sign)
-        if head is None:
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
-            head = self._heads[sign] = head_of(asked)
+        sign = (asked.credential, asked.host, asked.method, asked.path)
+        found = self._heads.get(sign)
+        if found is not None or asked.path not in ROUTES or sum(map(len, sign)) > SIGN_BYTES_MAX:
+            return found or head_of(asked)
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        head = self._heads[sign] = head_of(asked)
         return head
 
     # Steps.

@@ -113,8 +113,11 @@ class OwnerTalk:
         """Note a frame of the owner."""
         if not self._is_open and (isinstance(frame, SentStep | Refused) or frame.kind in ("go", "gone")):
             raise TalkError(f"A frame `{frame.kind}` answers an ask before all relays have reported.")
-        self._link.check(frame, is_sent=True)
-        if isinstance(frame, SentStep):
+        link = self._link
+        is_step = isinstance(frame, SentStep)
+        if frame.kind not in link.plainly_sent or (is_step and frame.settings != link.settings):
+            link.check(frame, is_sent=True)
+        if is_step:
             self._begin(frame)
         elif frame.kind in _ANSWERED:
             one = request_in(self.requests, frame.number, *_ANSWERED[frame.kind])
@@ -139,9 +142,10 @@ class OwnerTalk:
 
     def receives(self, frame: Frame) -> bool:
         """Note a frame of the relay, and return whether it has an effect. The answer to `leave` is `gone` then."""
-        if not self.may_read:
+        if not (self._is_open or self.may_read):
             raise TalkError(f"A frame `{frame.kind}` was read too early or too late.")
-        self._link.check(frame, is_sent=False)
+        if frame.kind not in self._link.plainly_received:
+            self._link.check(frame, is_sent=False)
         match frame:
             case SentAsk():
                 self._ask(frame)

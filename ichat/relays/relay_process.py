@@ -164,16 +164,16 @@ class RelayProcess:
 
     def received(self, frame: Frame) -> None:
         """See `FollowsOwner`."""
-        if frame.kind == "hello" and isinstance(frame, Note) and not self._talk.owner_term:
+        if not isinstance(frame, Note):
+            self._desk.receive(frame, has_effect=self._talk.receives(frame, monotonic_now()))
+        elif frame.kind == "hello" and not self._talk.owner_term:
             self._meet(frame)
-            return
-        has_effect = self._talk.receives(frame, monotonic_now())
-        if isinstance(frame, Note):
-            handle = self._NOTES.get(frame.kind)
-            if handle is not None:
+        else:
+            has_effect = self._talk.receives(frame, monotonic_now())
+            if (handle := self._NOTES.get(frame.kind)) is not None:
                 handle(self, frame)
-                return
-        self._desk.receive(frame, has_effect=has_effect)
+            else:
+                self._desk.receive(frame, has_effect=has_effect)
 
     def _meet(self, greeting: Note) -> None:
         """Report to a new owner. Raises TalkError."""

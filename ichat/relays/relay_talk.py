@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from ichat.observability.request_record import UsedTokens
-from ichat.relays.adoption import SUMS
+from ichat.relays.adoption import SUMS, RecentUse
 from ichat.relays.link import Link, hello, request_in, whole
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
@@ -36,10 +36,8 @@ OUTCOMES_MAX = 100_000
 """Beyond this number of unsettled outcomes, unsent outcomes are added up."""
 AGAIN_MAX = 2
 """A request is not asked again after the deaths of this number of owners."""
-RECENT_S = 61
 ROWS_MAX = 1000
 """Of a frame `report` or `added`."""
-_S = 1_000_000_000
 _ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go": ("head", "left"), "gone": ("left",)}
 """The phases of a request in which the owner may send these frames. A client may leave while they are sent."""
 
@@ -83,8 +81,7 @@ class RelayTalk:
         self._seq = self._sent = self._settled = 0
         self._sums: dict[tuple[str, str, str], list[int]] = {}
         """The outcomes that were added up, by key, model and endpoint: their sums, and the numbers of the requests."""
-        self._recent: dict[tuple[int, str], list[int]] = {}
-        """The requests and tokens of the last minute, by second and key."""
+        self._recent = RecentUse()
         self._asking: dict[int, int] = {}
         """The open request of each connection."""
         self._settings = 0
@@ -143,8 +140,7 @@ class RelayTalk:
     def _reports(self, now: MonotonicNs) -> list[Note]:
         steps = [one.step for one in self.requests.values() if one.phase == "trying" and one.step is not None]
         trying = [[one.number, one.attempt, one.step.endpoint, one.key, one.step.model] for one in steps]
-        self._drop_old(now)
-        recent = [[*at, *sums] for at, sums in self._recent.items()]
+        recent = self._recent.rows(now)
         return [
             Note("report", 0, {"trying": trying[at : at + ROWS_MAX], "recent": recent[at : at + ROWS_MAX]})
             for at in range(0, max(1, len(trying), len(recent)), ROWS_MAX)
@@ -195,7 +191,7 @@ class RelayTalk:
         """Note any other frame, and return the frames to send now."""
         match frame:
             case SentOutcome():
-                return self._end(frame, now)
+                return self.end(frame, now)
             case HeadSeen(number, _):
                 one = request_in(self.requests, number, "trying")
                 if not one.is_known:  # the owner that wanted it has gone
@@ -225,12 +221,12 @@ class RelayTalk:
         return self._out(shadow)
 
     def _out(self, frame: Frame) -> list[Frame]:
-        if self._link is None:
-            return []
-        self._link.check(frame, is_sent=True)
-        return [frame]
+        if self._link is not None and frame.kind not in self._link.plainly_sent:
+            self._link.check(frame, is_sent=True)
+        return [frame] if self._link is not None else []
 
-    def _end(self, sent: SentOutcome, now: MonotonicNs) -> list[Frame]:
+    def end(self, sent: SentOutcome, now: MonotonicNs) -> list[Frame]:
+        """Note the outcome of an attempt, and return the frames to send now."""
         one, kind = request_in(self.requests, sent.number, "trying"), sent.outcome.kind
         step = one.step
         if step is None or sent.attempt != step.attempt or sent.seq != self._seq + 1:
@@ -241,7 +237,7 @@ class RelayTalk:
             raise TalkError(f"The request {sent.number} has left, and is {kind}.")
         self._seq = sent.seq
         if sent.usage is not None and one.asked is not None:
-            self._count(step.key, now, 1, sent.usage.total)
+            self._recent.count(step.key, now, tokens=sent.usage.total)
         if not sent.outcome.endpoint or sent.model != step.step.model or sent.key != step.key:
             outcome = sent.outcome if sent.outcome.endpoint else sent.outcome._replace(endpoint=step.step.endpoint)
             sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
@@ -255,6 +251,9 @@ class RelayTalk:
         if self._link is None or self.is_blocked:
             self._add_up()
             return []
+        if one.is_known and self._sent == sent.seq - 1:
+            self._sent = sent.seq
+            return self._out(sent)
         return self._send_all([sent])
 
     def unblock(self) -> list[Frame]:
@@ -301,28 +300,18 @@ class RelayTalk:
                 self._seq += 1
                 self.unsettled.append(Note("added", 0, {"seq": self._seq, "rows": rows[at : at + ROWS_MAX]}))
 
-    def _count(self, key: str, now: MonotonicNs, place: int, number: int) -> None:
-        sums = self._recent.get((now // _S, key))
-        if sums is None:
-            self._drop_old(now)
-            sums = self._recent[now // _S, key] = [0, 0]
-        sums[place] += number
-
-    def _drop_old(self, now: MonotonicNs) -> None:
-        """Drop the sums of the seconds before the last minute: the oldest are first."""
-        while self._recent and next(iter(self._recent))[0] <= now // _S - RECENT_S:
-            del self._recent[next(iter(self._recent))]
-
     # Frames from the owner.
 
     def receives(self, frame: Frame, now: MonotonicNs) -> bool:
         """Note a frame of the owner, and return whether it has an effect. A step without effect gets `left`."""
-        if self._link is None:
-            raise TalkError(f"A frame `{frame.kind}` is from no owner.")
-        self._link.check(frame, is_sent=False)
-        if isinstance(frame, SentStep):
+        link, kind = self._link, frame.kind
+        if link is None:
+            raise TalkError(f"A frame `{kind}` is from no owner.")
+        is_step = isinstance(frame, SentStep)
+        if kind not in link.plainly_received or (is_step and frame.settings != link.settings):
+            link.check(frame, is_sent=False)
+        if is_step:
             return self._begin(frame, now)
-        kind = frame.kind
         if isinstance(frame, Note) and kind == "settled":
             self._settle(whole(frame, "seq"))
         elif kind == "pulse":
@@ -343,7 +332,7 @@ class RelayTalk:
         one = request_in(self.requests, sent.number, "asked", "left")
         one.has_left, one.phase, one.step = one.phase == "left", "trying", sent
         if sent.attempt == 1 and one.asked is not None:
-            self._count(sent.key, now, 0, 1)
+            self._recent.count(sent.key, now, requests=1)
         return not one.has_left
 
     def _settle(self, seq: int) -> None:

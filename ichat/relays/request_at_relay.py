@@ -13,7 +13,6 @@ from ichat.http.keepalive import FIRST_S
 from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import LABELS, OTHER, RESPONSE_PATH, ROUTES, RequestRecord
 from ichat.protocol.usage import UsedTokens
-from ichat.proxy.context import GatewayContext
 from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import client_address
 from ichat.proxy.model_request import Asked
@@ -33,7 +32,6 @@ from ichat.relays.values import (
     TrioClock,
 )
 from ichat.routing.prefix_chain import PrefixSums
-from ichat.security.auth import Caller
 
 
 class Report(NamedTuple):
@@ -69,7 +67,8 @@ class RequestAtRelay:
         self.head = head
         self.go_on = go_on
         self.desk: Desk
-        self.attempt = 0
+        """Set by the caller."""
+        self.attempt = len(asked.tried)
         """The number of the newest."""
         self.step: AttemptStep | None = None
         """The newest."""
@@ -89,25 +88,16 @@ class RequestAtRelay:
     def __repr__(self) -> str:
         return f"<RequestAtRelay {self.asked.id}, {self.phase}>"
 
-    def begin(self, context: GatewayContext, caller: Caller, started_at: float) -> None:
-        """Make its desk."""
-        self.desk = Desk(context, caller, self, started_at)
-
     def first_step(self) -> Step:
         """Return the first step. Raises ApiError."""
         asked = self.asked
-        if self.is_about_response:
+        if not asked.model and is_about_response(asked):
             return self.desk.ask_holder(asked.method, self.head.path)
         bits = asked.bits
         return self.desk.ask(Asked(
             asked.model, asked.session, bits & STREAM != 0, asked.previous_response_id or None, bits & BACKGROUND != 0,
             bits & SUSPECT != 0,
         ))  # fmt: skip
-
-    @property
-    def is_about_response(self) -> bool:
-        """Whether it is about a response that a worker keeps."""
-        return is_about_response(self.asked)
 
     # For its desk: see `Asker`.
 
@@ -247,7 +237,7 @@ class RequestAtRelay:
             client=client_address(desk.caller, asked.peer),
             method=asked.method.decode("latin-1"),
             path=shown_path(path),
-            route=LABELS.get(RESPONSE_PATH if self.is_about_response else path, OTHER),
+            route=LABELS.get(RESPONSE_PATH if not asked.model and is_about_response(asked) else path, OTHER),
             key_name=desk.caller.key_name,
             model=desk.model,
             status=self.status,

@@ -1,16 +1,18 @@
 """The frames that each request has: `ask`, `step` and `outcome`, written and read without any detour.
 
-They are written by a single `pack`, and read where they stand in the bytes that have arrived.
+They are read where they stand in the bytes that have arrived. Most of a step and of an outcome is the same for many
+requests: for each endpoint, key and model. Those parts are written and read once, and then remembered.
 """
 
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import attrs
 
 from ichat.observability.request_record import UsedTokens
-from ichat.proxy.steps import NO_EDITS, AttemptStep, BodyEdits, Outcome, OutcomeKind
+from ichat.proxy.steps import NO_EDITS, AttemptStep, BodyEdits, HeaderPairs, Outcome, OutcomeKind
 from ichat.relays.frame_parts import (
     bytes_of,
     failure_in,
@@ -20,8 +22,6 @@ from ichat.relays.frame_parts import (
     lines_of,
     object_in,
     pairs_of,
-    remembered_lines_of,
-    remembered_pairs_of,
     rows_in,
     text_in,
     text_of,
@@ -52,15 +52,27 @@ _WANTS_NEXT, _IS_OVER, _HAS_USAGE, _IS_ESTIMATE, _IS_EXTERNAL, _IS_STREAM, _TELL
 )
 _REJECTS_429, _REJECTS_5XX, _HAS_LONGER, _IS_AGAIN, _PASSES_ALL = (1 << number for number in range(16, 21))
 _ANY_REJECTS = _REJECTS_429 | _REJECTS_5XX
-ASK, STEP, OUTCOME = "IQIBBHBII", "IBIfffI", "IBQBHBQQQQIIIIQ"
-"""The fixed fields of each, as `struct` names them."""
+ASK = "IQIBBHBII"
+_STEP_OWN, _STEP_SHARED = "IBf", "IffI"
+_OUTCOME_OWN, _OUTCOME_SHARED = "IBQQQQQIIIIQ", "BHB"
+STEP, OUTCOME = _STEP_OWN + _STEP_SHARED, _OUTCOME_OWN + _OUTCOME_SHARED
+"""The fixed fields of each, as `struct` names them: first those of the request alone, then those that many share."""
 ASK_STRINGS, STEP_STRINGS, OUTCOME_STRINGS = 7, 6, 5
+_BeforeHead = tuple[str, str, BodyEdits]
+_AfterHead = tuple[HeaderPairs, float, float, tuple[str, ...], bool, bool, bool]
+"""The fields of an `AttemptStep` before the headers of the request, and after them."""
+REMEMBERED = 1024
+"""How many shared parts are remembered of each kind."""
+SHARED_BYTES_MAX = 1024
+"""A longer part is not remembered."""
 _ASK = struct.Struct(f"<IBBH{ASK}B{ASK_STRINGS}H")
-_STEP = struct.Struct(f"<IBBH{STEP}B{STEP_STRINGS}H")
-_OUTCOME = struct.Struct(f"<IBBH{OUTCOME}B{OUTCOME_STRINGS}H")
+_STEP, _STEP_REST = struct.Struct(f"<IBBH{_STEP_OWN}"), struct.Struct(f"<{_STEP_SHARED}B{STEP_STRINGS}H")
+_OUTCOME = struct.Struct(f"<IBBH{_OUTCOME_OWN}")
+_OUTCOME_REST = struct.Struct(f"<{_OUTCOME_SHARED}B{OUTCOME_STRINGS}H")
+_STEP_BYTES = _STEP.size + _STEP_REST.size
 _ASK_HEAD = _ASK.size - 1 - 2 * ASK_STRINGS
-_STEP_HEAD = _STEP.size - 1 - 2 * STEP_STRINGS
-_OUTCOME_HEAD = _OUTCOME.size - 1 - 2 * OUTCOME_STRINGS
+_STEP_HEAD = _STEP_BYTES - 1 - 2 * STEP_STRINGS
+_OUTCOME_HEAD = _OUTCOME.size + _OUTCOME_REST.size - 1 - 2 * OUTCOME_STRINGS
 
 
 def write_ask(asked: SentAsk) -> bytes:
@@ -139,46 +151,60 @@ def write_step(sent: SentStep) -> bytes:
         if edits != NO_EDITS:
             content |= {"model": edits.model, "set": latin(edits.set), "drop": edits.drop}
         rest = json_of(content)
-    one, two, three = bytes_of(endpoint), bytes_of(key), bytes_of(model)
-    request_lines = lines_of(request_head) if request_head else b""
-    response_lines = remembered_lines_of(response_head) if response_head else b""
-    after = b"".join((address, one, two, three, request_lines, response_lines, rest))
-    return _STEP.pack(
-        _STEP.size + len(after), 2, 0, _STEP_HEAD, number, attempt, bits, first_byte_s, stall_s, queued_s, settings,
-        STEP_STRINGS, len(address), len(one), len(two), len(three), len(request_lines), len(response_lines),
-    ) + after  # fmt: skip
+    lines = lines_of(request_head) if request_head else b""
+    fields = (bits, first_byte_s, stall_s, settings, STEP_STRINGS, len(lines))
+    fixed, strings = _shared_of_step(fields, address, (endpoint, key, model), response_head)
+    size = _STEP_BYTES + len(lines) + len(strings) + len(rest)
+    return b"".join((_STEP.pack(size, 2, 0, _STEP_HEAD, number, attempt, queued_s), fixed, lines, strings, rest))
+
+
+@lru_cache(REMEMBERED)
+def _shared_of_step(
+    fields: tuple[int | float, ...], address: bytes, names: tuple[str, ...], response_head: HeaderPairs
+) -> tuple[bytes, bytes]:
+    """Return the shared fields and strings of a step; the last of `fields` is the length of its own headers."""
+    strings = (address, *map(bytes_of, names), lines_of(response_head))
+    return _STEP_REST.pack(*fields, *map(len, strings)), b"".join(strings)
 
 
 def read_step(data: bytes, at: int, end: int) -> SentStep:
     """Return the step that stands there."""
-    (
-        _, _, _, _, number, attempt, bits, first_byte_s, stall_s, queued_s, settings, _,
-        address, endpoint, key, model, request_head, response_head,
-    ) = _STEP.unpack_from(data, at)  # fmt: skip
-    if not (first_byte_s >= 0 and stall_s >= 0 and queued_s >= 0):
+    _, _, _, _, number, attempt, queued_s = _STEP.unpack_from(data, at)
+    if not queued_s >= 0:
         raise FrameError("A time in a step is no number from 0 on.")
-    address += (start := at + _STEP.size)
+    start = at + _STEP_BYTES
+    lines = start + int.from_bytes(data[start - 2 * STEP_STRINGS : start - 2 * STEP_STRINGS + 2], "little")
+    shared = data[at + _STEP.size : start], data[lines:end]
+    read = _shared_in_step if end - lines <= SHARED_BYTES_MAX else _shared_in_step.__wrapped__
+    names, after, address, key, bits, settings, ticket = read(*shared)
+    step = AttemptStep(*names, pairs_of(data[start:lines]) if lines != start else (), *after)
+    return SentStep(number, attempt, step, address, key, bits, settings, queued_s, ticket)
+
+
+@lru_cache(REMEMBERED)
+def _shared_in_step(fixed: bytes, strings: bytes) -> tuple[_BeforeHead, _AfterHead, bytes, str, int, int, str]:
+    """Return the shared part of a step: its attempt before and after the headers, and fields of `SentStep`."""
+    bits, first_byte_s, stall_s, settings, _, _, address, endpoint, key, model, response_head = _STEP_REST.unpack(fixed)
+    if not (first_byte_s >= 0 and stall_s >= 0):
+        raise FrameError("A time in a step is no number from 0 on.")
     endpoint += address
     key += endpoint
     model += key
-    request_head += model
-    response_head += request_head
-    edits, ticket, rejects = NO_EDITS, "", ()
+    response_head += model
+    edits, ticket, rejects, end = NO_EDITS, "", (), len(strings)
     if response_head != end:
-        rest = _rest_in(data, response_head, end)
+        rest = _rest_in(strings, response_head, end)
         ticket = text_in(rest, "ticket")
         edits = BodyEdits(text_in(rest, "model"), unlatin(rows_in(rest, "set", 2)), texts_in(rest, "drop"))
     if bits & _ANY_REJECTS:
         rejects = tuple(one for one, bit in zip(_REJECTS, (_REJECTS_429, _REJECTS_5XX), strict=True) if bits & bit)
-    step = AttemptStep(
-        text_of(data[address:endpoint]), text_of(data[key:model]), edits,
-        pairs_of(data[model:request_head]) if request_head != model else (),
-        remembered_pairs_of(data[request_head:response_head]) if response_head != request_head else (),
-        first_byte_s, stall_s, rejects, bits & _HAS_LONGER != 0, bits & _IS_AGAIN != 0, bits & _PASSES_ALL != 0,
-    )  # fmt: skip
-    return SentStep(
-        number, attempt, step, data[start:address], text_of(data[endpoint:key]), bits & 0xFFFF, settings,
-        queued_s, ticket,
+    return (
+        (text_of(strings[address:endpoint]), text_of(strings[key:model]), edits),
+        (
+            pairs_of(strings[model:response_head]), first_byte_s, stall_s, rejects, bits & _HAS_LONGER != 0,
+            bits & _IS_AGAIN != 0, bits & _PASSES_ALL != 0,
+        ),
+        strings[:address], text_of(strings[endpoint:key]), bits & 0xFFFF, settings, ticket,
     )  # fmt: skip
 
 
@@ -189,50 +215,65 @@ def write_outcome(sent: SentOutcome) -> bytes:
         model, dropped, is_stream, tells_cached, body_at, has_lost_usage,
     ) = sent  # fmt: skip
     kind, endpoint, failure, why, _, status, is_external, is_over, _ = outcome
-    got = made = cached = 0
     bits = _WANTS_NEXT * wants_next | _IS_OVER * is_over | _IS_EXTERNAL * is_external | _IS_STREAM * is_stream
     bits |= _TELLS_CACHED * tells_cached | _LOST_USAGE * has_lost_usage
+    got = made = cached = 0
     if usage is not None:
         got, made, cached, is_estimate = usage
         bits |= _HAS_USAGE | _IS_ESTIMATE * is_estimate
-    rest = b""
+    shared = _shared_of_outcome(kind, status, bits, error, why, endpoint, key, model)
     if failure is not None or dropped:
-        rest = json_of({"failure": None if failure is None else attrs.asdict(failure), "dropped": dropped})
-    one, two, three = bytes_of(error), bytes_of(why), bytes_of(endpoint)
-    four, five = bytes_of(key), bytes_of(model)
-    after = b"".join((one, two, three, four, five, rest))
+        shared += json_of({"failure": None if failure is None else attrs.asdict(failure), "dropped": dropped})
     return _OUTCOME.pack(
-        _OUTCOME.size + len(after), 3, 0, _OUTCOME_HEAD, number, attempt, seq, _OUTCOME_NUMBERS[kind], status, bits,
-        asked_at, first_at, ended_at, bytes_out, chunks, got, made, cached, body_at, OUTCOME_STRINGS, len(one),
-        len(two), len(three), len(four), len(five),
-    ) + after  # fmt: skip
+        _OUTCOME.size + len(shared), 3, 0, _OUTCOME_HEAD, number, attempt, seq, asked_at, first_at, ended_at, bytes_out,
+        chunks, got, made, cached, body_at,
+    ) + shared  # fmt: skip
+
+
+@lru_cache(REMEMBERED)
+def _shared_of_outcome(kind: OutcomeKind, status: int, bits: int, *texts: str) -> bytes:
+    """Return the shared fields and strings of an outcome."""
+    strings = [*map(bytes_of, texts)]
+    return _OUTCOME_REST.pack(_OUTCOME_NUMBERS[kind], status, bits, OUTCOME_STRINGS, *map(len, strings)) + b"".join(
+        strings
+    )
 
 
 def read_outcome(data: bytes, at: int, end: int) -> SentOutcome:
     """Return the outcome that stands there."""
     (
-        _, _, _, _, number, attempt, seq, kind, status, bits, asked_at, first_at, ended_at, size, chunks, got, made,
-        cached, body_at, _, error, why, endpoint, key, model,
+        _, _, _, _, number, attempt, seq, asked_at, first_at, ended_at, size, chunks, got, made, cached, body_at,
     ) = _OUTCOME.unpack_from(data, at)  # fmt: skip
-    error += (start := at + _OUTCOME.size)
+    start = at + _OUTCOME.size
+    read = _shared_in_outcome if end - start <= SHARED_BYTES_MAX else _shared_in_outcome.__wrapped__
+    outcome, bits, error, key, model, dropped = read(data[start:end])
+    return SentOutcome(
+        number, attempt, seq, outcome, bits & _WANTS_NEXT != 0, asked_at, first_at, ended_at, size, chunks,
+        UsedTokens(got, made, cached, bits & _IS_ESTIMATE != 0) if bits & _HAS_USAGE else None, error, key, model,
+        dropped, bits & _IS_STREAM != 0, bits & _TELLS_CACHED != 0, body_at, bits & _LOST_USAGE != 0,
+    )  # fmt: skip
+
+
+@lru_cache(REMEMBERED)
+def _shared_in_outcome(shared: bytes) -> tuple[Outcome, int, str, str, str, tuple[str, ...]]:
+    """Return the shared part of an outcome: its bits, too, and the fields of `SentOutcome` that are texts."""
+    kind, status, bits, _, error, why, endpoint, key, model = _OUTCOME_REST.unpack_from(shared)
+    error += (start := _OUTCOME_REST.size)
     why += error
     endpoint += why
     key += endpoint
     model += key
     failure, dropped = None, ()
-    if model != end:
-        rest = _rest_in(data, model, end)
+    if model != len(shared):
+        rest = _rest_in(shared, model, len(shared))
         given, dropped = rest.get("failure"), texts_in(rest, "dropped")
         failure = None if given is None else failure_in(given)
     outcome = Outcome(
-        OUTCOMES[kind], text_of(data[why:endpoint]), failure, text_of(data[error:why]), "", status,
+        OUTCOMES[kind], text_of(shared[why:endpoint]), failure, text_of(shared[error:why]), "", status,
         bits & _IS_EXTERNAL != 0, bits & _IS_OVER != 0,
     )  # fmt: skip
-    return SentOutcome(
-        number, attempt, seq, outcome, bits & _WANTS_NEXT != 0, asked_at, first_at, ended_at, size, chunks,
-        UsedTokens(got, made, cached, bits & _IS_ESTIMATE != 0) if bits & _HAS_USAGE else None,
-        text_of(data[start:error]), text_of(data[endpoint:key]), text_of(data[key:model]), dropped,
-        bits & _IS_STREAM != 0, bits & _TELLS_CACHED != 0, body_at, bits & _LOST_USAGE != 0,
+    return (
+        outcome, bits, text_of(shared[start:error]), text_of(shared[endpoint:key]), text_of(shared[key:model]), dropped
     )  # fmt: skip
 
 
