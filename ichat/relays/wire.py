@@ -124,6 +124,8 @@ class FrameWire:
             data = self._sock.recv(TURN_BYTES)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # the other side has ended without reading everything
+            data = b""
         except OSError as error:
             self.close(error.strerror or str(error))
             return

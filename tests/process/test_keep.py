@@ -12,14 +12,8 @@ import psutil
 import pytest
 from support.counting_upstream import CountingUpstream
 from support.deployments import free_port
-from support.programs import LIMIT_S, ROOT, alive, ichat
+from support.programs import LIMIT_S, ROOT, alive, ichat, kept_command
 
-KEPT = """
-import sys
-from ichat.roles.keep import Keeper
-from ichat.service_manager import Notifier
-sys.exit(Keeper(sys.argv[2:], Notifier(), watchdog_s=float(sys.argv[1])).run())
-"""
 OWN_NAMESPACE = ("unshare", "-p", "-f", "--mount-proc")
 
 
@@ -96,6 +90,26 @@ def test_a_killed_gateway_begins_again_and_an_ordered_stop_ends_all(kept, upstre
     assert program.text().count("stop signal") == 1
 
 
+def test_a_killed_keeper_ends_its_container_alone(kept, upstream, wrapped):
+    """The kernel ends all processes with process 1, and the next start serves. Elsewhere the gateway goes on."""
+    program, keeper = kept()
+    left = keeper.children(recursive=True)
+    keeper.kill()
+    if wrapped:
+        assert psutil.wait_procs(left, LIMIT_S)[1] == []
+        program, keeper = kept()
+        assert program.get("/health")[0] == 200
+        keeper.send_signal(signal.SIGTERM)
+        assert program.process.wait(LIMIT_S) == 0
+        return
+    program.process.wait(LIMIT_S)
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    assert {one.pid for one in alive(left)} == {one.pid for one in left}
+    (owner,) = [one for one in left if "relay" not in one.cmdline()]
+    owner.send_signal(signal.SIGTERM)
+    assert psutil.wait_procs(left, LIMIT_S)[1] == []
+
+
 def test_a_wrong_configuration_is_not_tried_again(start, tmp_path, wrapped):
     """The exit code and the sentence are the gateway's."""
     (tmp_path / "ichat.toml").write_text("[server_settings]\nport = -1\n")
@@ -127,7 +141,7 @@ def keeps(start, tmp_path):
 
     def run(text, watchdog_s=60.0):
         command = [sys.executable, "-c", SCRIPT + text, tmp_path]
-        return start([sys.executable, "-c", KEPT, watchdog_s, *command], PYTHONPATH=ROOT)
+        return start(kept_command(watchdog_s, command), PYTHONPATH=ROOT)
 
     return run
 

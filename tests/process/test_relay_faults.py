@@ -6,38 +6,24 @@ Each row of the table is a fault under streams, short requests on new and on kep
 import signal
 import ssl
 import time
-from collections.abc import Callable
 
-import attrs
 import psutil
 import pytest
 import trio
 import trustme
 from support.deployments import free_port, worker
 from support.peers import until
-from support.relay_site import Load, Result, ask, site_of, stop_and_list
+from support.programs import alive
+from support.relay_faults import FEW, MANY, RELAYS, Hurt, live_through
+from support.relay_site import Result, ask, site_of, stop_and_list
 
 from ichat.relays.values import UNREAD_BYTES_MAX
 
 SILENT_S = 2.0
-RELAYS = 2
 OWNER_WAIT_S, OWNERLESS_S, EARLY_S = 1.0, 3.0, 1.0
-GAP_S = 0.02
 CLIENTS = 8
-STREAMS, REQUESTS_S, TIMES = 200, 50, 10
+TIMES = 10
 """Of the slow runs."""
-
-
-@attrs.define
-class Hurt:
-    """What a fault may break: the clients on the connections of the relays that it has killed."""
-
-    ports: set = attrs.field(factory=set)
-    began_at: float = attrs.field(factory=time.monotonic)
-    may_fail: Callable[[Result], bool] = lambda result: False
-    """Whether another request may have this result."""
-    is_over: bool = False
-    """Whether there is no gateway any more."""
 
 
 async def relay_killed(site, load):
@@ -76,6 +62,7 @@ async def all_relays_killed(site, load):
 async def owner_killed(site, load):
     """SIGKILL for the process that decides, which is started again: requests wait, and nothing breaks."""
     relays = {one.pid for one in site.relays().values()}
+    worker_pid = await site.until_ready("s-0")
     hurt = Hurt()
     await site.kill_owner()
     before = len(load.results)
@@ -83,6 +70,7 @@ async def owner_killed(site, load):
     await site.start_owner()
     await load.more(5)
     assert {one.pid for one in site.relays().values()} == relays
+    assert await site.until_ready("s-0") == worker_pid
     return hurt
 
 
@@ -98,8 +86,16 @@ async def owner_and_relay_killed(site, load):
 
 
 async def owner_lost(site, load):
-    """SIGKILL for the process that decides, for good: 503 after `owner_wait_s`; the port closes; streams go on."""
-    hurt = Hurt(is_over=True)
+    """SIGKILL for the process that decides, for good: 503 after `owner_wait_s`; the port closes; streams go on.
+
+    The worker that shall stop with its gateway ends after the last relay.
+    """
+    stopped = psutil.Process(await site.until_ready("s-0"))
+
+    async def has_stopped():
+        await until(lambda: not alive([stopped]))
+
+    hurt = Hurt(is_over=True, check_at_end=has_stopped)
     ends_at = hurt.began_at + OWNERLESS_S
 
     def may_fail(result):
@@ -112,6 +108,7 @@ async def owner_lost(site, load):
     await until(lambda: any(one.code == "owner_away" for one in load.failed))
     await until(lambda: any(one.port == 0 for one in load.failed))
     assert not any(one.is_whole or one.code for one in load.streams)
+    assert alive([stopped])
     return hurt
 
 
@@ -158,10 +155,14 @@ RELAY_ROWS = (relay_killed, relay_stopped, all_relays_killed)
 OWNER_ROWS = (owner_killed, owner_and_relay_killed, owner_lost, owner_stopped, owner_stopped_for_long, all_killed)
 ROWS = RELAY_ROWS + OWNER_ROWS
 BOUNDS = {
-    owner_lost: f"owner_wait_s = {OWNER_WAIT_S}\nownerless_s = {OWNERLESS_S}\n",
-    owner_stopped_for_long: f"owner_wait_s = {OWNER_WAIT_S}\n",
+    relay_stopped: {"relay_silent_s": SILENT_S},
+    owner_stopped: {"relay_silent_s": SILENT_S},
+    owner_lost: {"owner_wait_s": OWNER_WAIT_S, "ownerless_s": OWNERLESS_S},
+    owner_stopped_for_long: {"owner_wait_s": OWNER_WAIT_S},
 }
-"""Of a row that waits for a bound."""
+"""The timeouts that a row waits for."""
+WORKERS = dict.fromkeys((owner_killed, owner_lost), worker("s"))
+"""Of a row that says what becomes of a worker which shall stop with its gateway."""
 
 
 @pytest.fixture(scope="session")
@@ -180,46 +181,19 @@ def tls(authority, tmp_path):
     return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
 
 
-async def live_through(gateway, row, streams, requests_s, tls=("", None)):
-    """Let a fault happen under load, and compare what the clients have got with the table."""
-    text = f"relay_silent_s = {SILENT_S}\n" + BOUNDS.get(row, "") + worker("w", 'on_gateway_exit = "keep"')
-    async with (
-        site_of(gateway, free_port(), RELAYS, text, tls[0], trust=tls[1]) as site,
-        trio.open_nursery() as nursery,
-    ):
-        worker_pid = await site.until_ready("w-0")
-        site.upstream.gap_s = GAP_S * max(1, streams // 10)
-        load = Load(site)
-        await nursery.start(load.run, streams, requests_s)
-        await load.more(5)
-        hurt = await row(site, load)
-        took_s = time.monotonic() - hurt.began_at
-        if not hurt.is_over:
-            await load.more(10)
-            assert len(site.relays()) == RELAYS
-        # Streams of other relays go on to their end; those of the killed relays have ended at once.
-        lost = {one.port for one in load.streams} & hurt.ports
-        site.upstream.ends.set()
-        load.is_over = True
-        await until(lambda: not load.under_way)
-        await until(lambda: sum(one.is_whole for one in load.streams) == len(load.streams) - len(lost))
-        assert {one.port for one in load.broken} == lost, "other streams broke"
-        others = [one for one in load.failed if one.port not in hurt.ports and not hurt.may_fail(one)]
-        assert not others, f"other requests failed: {others}, {hurt}"
-        if hurt.is_over:
-            await until(lambda: not site.relays())
-            assert psutil.pid_exists(worker_pid)
-        else:
-            await site.until_idle()
-            assert await site.until_ready("w-0") == worker_pid
-        assert site.upstream.held == {}
-        print(f"{row.__name__}: back after {took_s:.2f} s; {load.summary()}")
+async def live(gateway, row, load_of, *tls):
+    await live_through(gateway, row, load_of, *tls, timeouts=BOUNDS.get(row), text=WORKERS.get(row, ""))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
 async def test_a_fault_of_a_relay_breaks_its_own_connections_alone(gateway, row):
     """Streams and requests at other relays are whole, nothing stays in flight, and the relay is back."""
-    await live_through(gateway, row, 6, 40)
+    await live(gateway, row, FEW)
+
+
+async def test_a_killed_owner_breaks_no_connection_with_tls(gateway, tls):
+    """The relays have the keys of the connections, and those of new connections."""
+    await live(gateway, owner_killed, FEW, tls)
 
 
 @pytest.mark.slow
@@ -227,7 +201,7 @@ async def test_a_fault_of_a_relay_breaks_its_own_connections_alone(gateway, row)
 @pytest.mark.parametrize("number", range(TIMES))
 async def test_faults_of_relays_under_load(gateway, row, number):
     """The same under 200 streams."""
-    await live_through(gateway, row, STREAMS, REQUESTS_S)
+    await live(gateway, row, MANY)
 
 
 @pytest.mark.slow
@@ -235,7 +209,7 @@ async def test_faults_of_relays_under_load(gateway, row, number):
 @pytest.mark.parametrize("number", range(TIMES))
 async def test_faults_of_relays_under_load_with_tls(gateway, tls, row, number):
     """The same with TLS."""
-    await live_through(gateway, row, STREAMS, REQUESTS_S, tls)
+    await live(gateway, row, MANY, tls)
 
 
 async def test_a_silent_relay_holds_back_no_other(gateway):

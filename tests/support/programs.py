@@ -122,6 +122,19 @@ def ichat(*arguments):
     return [sys.executable, "-m", "ichat", *arguments]
 
 
+KEPT = """
+import sys
+from ichat.roles.keep import Keeper
+from ichat.service_manager import Notifier
+sys.exit(Keeper(sys.argv[2:], Notifier(), watchdog_s=float(sys.argv[1])).run())
+"""
+
+
+def kept_command(watchdog_s, command):
+    """Return the command that keeps another running, as `ichat.pyz keep` does, with this time of its watchdog."""
+    return [sys.executable, "-c", KEPT, watchdog_s, *command]
+
+
 def alive(processes):
     found = []
     for process in processes:

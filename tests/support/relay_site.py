@@ -164,6 +164,8 @@ class Load:
         self.results = []
         self.under_way = set()
         self.is_over = False
+        self.start_soon = None
+        """Starts another client's task, once `run` has begun."""
 
     async def run(self, streams, requests_s, kept=4, *, task_status=trio.TASK_STATUS_IGNORED):
         """Begin streams, and then `requests_s` requests a second; `started` when the streams have begun.
@@ -171,6 +173,7 @@ class Load:
         There are `streams` of them, and more until each relay has one.
         """
         async with trio.open_nursery() as nursery:
+            self.start_soon = nursery.start_soon
             for _ in range(streams):
                 nursery.start_soon(self._stream)
             await until(lambda: len(self.streams) == streams)
@@ -206,7 +209,7 @@ class Load:
         self.streams.append(result)
         stream = await self._site.connect(result)
         async with stream:
-            await stream.send_all(_post({"model": "m", "stream": True}))
+            await stream.send_all(post({"model": "m", "stream": True}))
             data, next_number = b"", 0
             with contextlib.suppress(trio.BrokenResourceError):
                 while more := await stream.receive_some():
@@ -274,7 +277,8 @@ class Load:
         return f"{len(self.streams)} streams, {len(self.broken)} broken; {dict(statuses)}, longest {longest:.2f} s"
 
 
-def _post(body):
+def post(body):
+    """Return the bytes of a request."""
     data = json.dumps(body).encode()
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -284,7 +288,7 @@ def _post(body):
 
 async def ask(stream, body, result, key=""):
     """Send a request, and note the response."""
-    data = _post(body)
+    data = post(body)
     if key:
         data = data.replace(b"host:", b"authorization: Bearer %b\r\nhost:" % key.encode(), 1)
     with contextlib.suppress(trio.BrokenResourceError):
@@ -334,8 +338,10 @@ class Site:
     """A gateway, its relays, and its upstream."""
 
     def __init__(self, program, upstream, trust=None, restart=None):
+        """`restart` is called with more text of the configuration, and returns the next program."""
         self.program = program
         self._restart = restart
+        self._more = ""
         self.upstream = upstream
         self._trust = trust
 
@@ -358,6 +364,12 @@ class Site:
             await stream.send_all(head.encode())
             return json.loads((await _response(stream))[1])
 
+    async def until(self, holds):
+        """Wait until an asynchronous function returns something true."""
+        with trio.fail_after(LIMIT_S):
+            while not await holds():
+                await trio.sleep(0.02)
+
     async def until_ready(self, worker_id):
         """Wait for a worker, and return its process."""
         while (found := await self.get(f"/v1/admin/workers/{worker_id}")).get("state") != "ready":
@@ -379,7 +391,13 @@ class Site:
 
     async def start_owner(self):
         """Start the next process that decides."""
-        self.program = await trio.to_thread.run_sync(self._restart)
+        self.program = await trio.to_thread.run_sync(self._restart, self._more)
+
+    def configure(self, more):
+        """Add text to the configuration, for a reload and for the next start."""
+        self._more += more
+        path = self.program.log.parent / "ichat.toml"
+        path.write_text(path.read_text() + more)
 
     async def until_started(self, count, times=1):
         await until(lambda: all(self.starts(number) >= times for number in range(1, count + 1)))
@@ -389,9 +407,10 @@ class Site:
         return (await self.get("/v1/admin/requests"))["total"]
 
     async def until_idle(self):
-        with trio.fail_after(LIMIT_S):
-            while await self.in_flight():
-                await trio.sleep(0.02)
+        async def is_idle():
+            return not await self.in_flight()
+
+        await self.until(is_idle)
 
 
 def relays_of(program):
@@ -420,14 +439,23 @@ def clients_of(process):
 
 
 @contextlib.asynccontextmanager
-async def site_of(gateway, port, relays, text="", settings="", route="", trust=None):
-    """Start an upstream and a gateway before it; `gateway` is the fixture of that name."""
+async def site_of(gateway, port, relays, text="", settings="", route="", trust=None, others=()):
+    """Start an upstream and a gateway before it; `gateway` is the fixture of that name.
+
+    `route` is more text of the route for the model `m`. `others` are other models that the upstream has, each with the
+    text of its route.
+    """
     upstream = CountingUpstream()
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, upstream.serve, 0, host="127.0.0.1"))
-        routes = ROUTE.format(name="m", port=listeners[0].socket.getsockname()[1], more=route)
-        start = partial(gateway, text + routes, port=port, settings=f"relays = {relays}\n{settings}")
-        program = await trio.to_thread.run_sync(start)
+        port_there = listeners[0].socket.getsockname()[1]
+        for name, more in (("m", route), *others):
+            text += ROUTE.format(name=name, port=port_there, more=more)
+
+        def start(more):
+            return gateway(text + more, port=port, settings=f"relays = {relays}\n{settings}")
+
+        program = await trio.to_thread.run_sync(start, "")
         site = Site(program, upstream, trust, start)
         await site.until_started(relays)
         try:

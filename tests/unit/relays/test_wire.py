@@ -73,6 +73,18 @@ async def test_frames_that_are_not_read_wait(hub):
     await until(lambda: other.ends == [""])
 
 
+async def test_a_side_that_ends_with_unread_frames_is_no_fault(hub):
+    """The kernel calls that a reset. What it has sent before is received."""
+    ours, theirs = socket.socketpair()
+    one = End(hub, ours)
+    one.wire.send(Note("drain"))
+    await until(lambda: not one.wire.unread_bytes)
+    theirs.send(encode(Note("leave", 1)))
+    theirs.close()
+    await until(lambda: one.ends)
+    assert (one.frames, one.ends) == ([Note("leave", 1)], [""])
+
+
 @pytest.mark.parametrize("data", [b"\x03\0\0\0\0\0\0\0", encode(Note("drain"))])
 async def test_a_frame_that_is_damaged_or_out_of_order_ends_the_connection(hub, data):
     """The reason is known, and nothing is read after that."""
