@@ -4,7 +4,6 @@ Each row of the table is a fault under streams, short requests on new and on kep
 """
 
 import signal
-import ssl
 import time
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ import attrs
 import psutil
 import pytest
 import trio
-import trustme
 from support.deployments import free_port, worker
 from support.peers import until
 from support.relay_site import Load, Result, ask, site_of, stop_and_list
@@ -162,22 +160,6 @@ BOUNDS = {
     owner_stopped_for_long: f"owner_wait_s = {OWNER_WAIT_S}\n",
 }
 """Of a row that waits for a bound."""
-
-
-@pytest.fixture(scope="session")
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture
-def tls(authority, tmp_path):
-    """Return the settings of a gateway with a certificate, and the context of its clients."""
-    certificate = authority.issue_cert("localhost")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
-    return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
 
 
 async def live_through(gateway, row, streams, requests_s, tls=("", None)):
