@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from support.deployments import free_port
 from support.peers import until
-from support.relay_site import Load, site_of
+from support.relay_site import Load, Result, ask, site_of
 from support.takeovers import begin, end_load, finish, kill, stops_at, until_stopped
 
 from ichat.errors import EXIT_UNAVAILABLE
@@ -90,6 +91,22 @@ async def test_requests_wait_for_a_start_if_the_new_process_is_killed_after_it_h
         await kill(new)
         await finish(site, begin(start, path))
         await goes_on(site, load)
+
+
+async def test_a_request_that_reaches_a_relay_with_the_last_word_of_its_owner_waits(gateway, start, tmp_path):
+    """The relay hears of it before the connection to the owner has ended: the next owner answers."""
+    async with site_of(gateway, free_port(), 1, CONFIG) as site:
+        (relay,) = site.relays().values()
+        async with await site.connect() as stream, trio.open_nursery() as nursery:
+            await ask(stream, {"model": "m"}, Result())
+            relay.send_signal(signal.SIGSTOP)
+            new = begin(start, tmp_path / "ichat.toml")
+            await until(lambda: "has this gateway now" in site.program.text())
+            nursery.start_soon(ask, stream, {"model": "m"}, result := Result())
+            await trio.testing.wait_all_tasks_blocked()
+            relay.send_signal(signal.SIGCONT)
+            await finish(site, new)
+        assert (result.status, result.code) == (200, "")
 
 
 @pytest.mark.slow
