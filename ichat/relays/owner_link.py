@@ -103,6 +103,11 @@ class OwnerLink:
         if self.wire is not None:
             self.wire.send(frame)
 
+    def leave_owner(self) -> None:
+        """Wait for the next owner from now on: a request may arrive before the end of the connection does."""
+        if self.wire is not None:
+            self.wire.close()
+
     def flush(self) -> None:
         """Send the frames that wait."""
         if self.wire is not None:

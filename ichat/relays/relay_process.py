@@ -312,7 +312,7 @@ class RelayProcess:
         "settings": lambda self, frame: self._offered.offer(frame, self._nursery),
         "forget": lambda self, _frame: self._offered.forget(), "commit": _on_commit,
         "accept": _on_accept, "pulse": _on_pulse, "retire": _on_retire, "drain": _on_drain, "hurry": _on_hurry,
-        "end": _on_end,
+        "end": _on_end, "bye": lambda self, _frame: self._link.leave_owner(),
     }  # fmt: skip
 
     # Requests.

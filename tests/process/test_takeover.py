@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 from support.deployments import free_port, worker
-from support.programs import ichat
+from support.relay_site import site_of
+from support.takeovers import begin, change, take_over_in_a_row
 
 LOGS = '[logs]\naccess_log = ""\n'
 ASK = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
@@ -73,17 +75,6 @@ class Load:
         return self.failures
 
 
-def takeover(start, path):
-    return start(ichat("gateway", "-c", str(path), "--takeover"))
-
-
-def change(path, before, after):
-    """Change the configuration for the next process."""
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
-
-
 @pytest.mark.parametrize(("old_relays", "new_relays"), [(0, 0), (0, 2), (2, 0), (2, 2)])
 def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
     gateway, start, tmp_path, old_relays, new_relays
@@ -96,7 +87,7 @@ def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
     try:
         old.until(lambda: load.answered > 20)
         change(tmp_path / "ichat.toml", f"relays = {old_relays}", f"relays = {new_relays}")
-        new = takeover(start, tmp_path / "ichat.toml").wait_for_port()
+        new = begin(start, tmp_path / "ichat.toml").wait_for_port()
         before = load.answered, load.streamed
         new.until(lambda: load.answered > before[0] + 20 and load.streamed > before[1] + 3)
         old.until(lambda: old.process.poll() is not None)
@@ -106,6 +97,15 @@ def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
     assert old.process.returncode == 0
     shown = new.get("/v1/admin/workers/m-0")[1]
     assert (shown["pid"], shown["state"], shown["restarts"]) == (pid, "ready", 0)
+
+
+async def test_takeovers_in_a_row_with_tls(gateway, start, tls, tmp_path):
+    """No request is refused, no stream breaks, and the ledger has each request and token once."""
+    settings, trust = tls
+    async with site_of(gateway, free_port(), 2, LOGS, settings, trust=trust) as site:
+        begun = partial(begin, start, tmp_path / "ichat.toml")
+        found = await take_over_in_a_row(site, begun, times=2, streams=4, requests=100, requests_s=30)
+    print(found.summary())
 
 
 HALF = """
@@ -146,5 +146,5 @@ def test_a_takeover_without_a_gateway_starts_as_usual(start, tmp_path):
     """The first start of a gateway may be a takeover, too."""
     path = tmp_path / "ichat.toml"
     path.write_text(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/state"\n')
-    new = takeover(start, path).wait_for_port()
+    new = begin(start, path).wait_for_port()
     assert new.get("/v1/models")[0] == 200

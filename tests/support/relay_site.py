@@ -10,14 +10,17 @@ import hashlib
 import json
 import select
 import signal
+import ssl
 import time
 from functools import partial
 
 import attrs
 import psutil
+import pytest
 import trio
 import trio.lowlevel
-from support.peers import SSE_END, SSE_HEAD, event, plain, until
+import trustme
+from support.peers import SSE_END, SSE_HEAD, chunk, event, plain, until
 from support.programs import LIMIT_S
 
 ROUTE = """
@@ -46,6 +49,8 @@ class CountingUpstream:
         self.most_of_one = 0
         """The most requests with the same `who`."""
         self.served = 0
+        self.tokens = [0, 0]
+        """Those of all prompts, and of all answers; each answer has others."""
         self.order = []
         """The texts `who` of the requests' bodies, in the order of their arrival."""
         self.ends = trio.Event()
@@ -95,8 +100,9 @@ class CountingUpstream:
         if not body.get("stream"):
             await self.opens.wait()
             await trio.sleep(self.hold_s)
-            self._served(stream)
-            await stream.send_all(plain(json.dumps({"model": "m", "digest": _digest_of(body)}).encode()))
+            used = self._served(stream)
+            answer = {"model": "m", "digest": _digest_of(body), "usage": used}
+            await stream.send_all(plain(json.dumps(answer).encode()))
             return
         await stream.send_all(SSE_HEAD)
         number = 0
@@ -105,12 +111,16 @@ class CountingUpstream:
             number += 1
             with trio.move_on_after(self.gap_s):
                 await self.ends.wait()
-        self._served(stream)
-        await stream.send_all(SSE_END)
+        last = json.dumps({"choices": [], "usage": self._served(stream)}).encode()
+        await stream.send_all(chunk(b"data: %b\n\n" % last) + SSE_END)
 
     def _served(self, stream):
+        """Count a response, and return its usage."""
         self.held.pop(stream, None)
         self.served += 1
+        used = self.served, self.served % 77
+        self.tokens = [one + more for one, more in zip(self.tokens, used, strict=True)]
+        return {"prompt_tokens": used[0], "completion_tokens": used[1], "total_tokens": sum(used)}
 
 
 def _digest_of(body):
@@ -222,7 +232,7 @@ class Load:
                             assert json.loads(line[6:])["n"] == next_number, "an event was lost, or sent twice"
                             next_number = result.events = next_number + 1
                         elif line.startswith(b"data: {"):
-                            result.code = json.loads(line[6:])["error"]["code"]
+                            result.code = json.loads(line[6:]).get("error", {}).get("code", "")
                         elif line.startswith(b"data: [DONE]"):
                             result.is_whole = True
                             return
@@ -464,3 +474,15 @@ async def site_of(gateway, port, relays, text="", settings="", route="", trust=N
             upstream.ends.set()
             upstream.opens.set()
             nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(name="tls")
+def tls_fixture(tmp_path):
+    """Return the settings of a gateway with a certificate, and the context of its clients."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
