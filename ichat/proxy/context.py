@@ -11,6 +11,7 @@ from ichat.proxy.late_usage import LateUsageBook
 from ichat.proxy.shadow import Shadows
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.prompt_lengths import PromptLengths
 from ichat.security.auth import Auth
 from ichat.security.keys import Seal
@@ -51,6 +52,18 @@ class GatewayContext:
 
     def __repr__(self) -> str:
         return f"<GatewayContext {self.balancer!r}, {self.pool!r}>"
+
+    def endpoint_of(self, endpoint_id: str) -> Endpoint | None:
+        """Return the endpoint of this id; None if it is not known, or not known yet."""
+        worker = self.table.get(endpoint_id)
+        if worker is not None:
+            return self.table.endpoint_of(worker)
+        routes = (route for routes in self.directory.external.values() for route in routes)
+        return next((route for route in routes if route.id == endpoint_id.encode()), None)
+
+    def timeouts_of(self, endpoint: Endpoint) -> tuple[float, float]:
+        """Return how long an endpoint may need until its first byte, and between two bytes, in seconds."""
+        return endpoint.timeouts or (self.timeouts.first_byte_s, self.timeouts.stream_stall_s)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with the timeouts and settings of another configuration."""

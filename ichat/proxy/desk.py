@@ -1,6 +1,6 @@
 """The side of a request that decides: its permission, its endpoints, and its waits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -16,8 +16,9 @@ from ichat.protocol.messages import WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.proxy.attempt_lessons import correct, learn_failure, note_lost_usage, record_failure
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.earlier_attempts import after_attempts, endpoints_of
 from ichat.proxy.kept_responses import check_continued, continue_response, kept_response
-from ichat.proxy.model_request import Asked, Asker
+from ichat.proxy.model_request import Asked, Asker, Tried
 from ichat.proxy.refusals import Failure, WaitBound, load_comment_of, no_lease, over_limit
 from ichat.proxy.shadow import is_copied
 from ichat.proxy.steps import (
@@ -34,12 +35,12 @@ from ichat.proxy.steps import (
     next_step,
     plain_start,
 )
-from ichat.proxy.targets import reason_of_refusal, route_along, seems_too_long
+from ichat.proxy.targets import chain_for, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint, EndpointFacts
-from ichat.routing.prefix_chain import PrefixChain, chain_of
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.security.auth import Caller
 from ichat.security.grant import NO_GRANT, admit, grant_of
@@ -145,14 +146,14 @@ class Desk:
                 check_continued(context, self.caller, asked.previous_response_id)
         is_bound, queue_s = self._only is not None, context.timeouts.queue_s
         if plan is None:
-            return self._begin(*plain_start(asked.model, queue_s, is_bound=is_bound))
+            return self._begin(*plain_start(asked.model, queue_s, is_bound=is_bound), asked.tried)
         alias = self.alias = plan.alias
         if alias.longer is not None:
             self.prompt_bytes = self._asker.prompt_bytes()
         self.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, asked.session)
         repeats_until = self.started_at + context.timeouts.first_byte_s
         route = route_along(plan, repeats_until=repeats_until, queue_s=queue_s, is_bound=is_bound)
-        return self._begin(*next_step(route, BEGUN, self.started_at))
+        return self._begin(*next_step(route, BEGUN, self.started_at), asked.tried)
 
     def ask_holder(self, method: bytes, path: bytes) -> Step:
         """Return the first step of a request about a response: to the worker that keeps it. Raises ApiError.
@@ -276,8 +277,11 @@ class Desk:
             raise over_limit(grant)
         self.grant = grant
 
-    def _begin(self, route: RequestRoute, step: Step) -> Step:
-        """Follow a route from this step on, until a step is carried out elsewhere; return that."""
+    def _begin(self, route: RequestRoute, step: Step, tried: Sequence[Tried] = ()) -> Step:
+        """Follow a route from this step or after these attempts, until a step is carried out elsewhere; return it."""
+        if tried:
+            self._failed = endpoints_of(tried, self._context.endpoint_of)
+            route, step = after_attempts(route, step, tried, self._failed, self._context.pool.hub.now)
         self.route, self.model = route, route.model
         while isinstance(step, Lookup):
             outcome = self._look_up(step)
@@ -312,7 +316,7 @@ class Desk:
         if routing is None or routing.model != step.model:
             routing = _routing_for(self, step)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
-            excluded = tuple(map(self._failed.__getitem__, step.excluded))
+            excluded = tuple(filter(None, map(self._failed.get, step.excluded)))
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
         self._routing = routing
         if step.excluded and not context.balancer.has_alternative(routing):
@@ -347,7 +351,7 @@ class Desk:
             request_head = (*trace.headers, *request_head)
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
-        return Found(worker, *timeouts_of(context, endpoint), request_head, _response_head(context, endpoint, prefix))
+        return Found(worker, *context.timeouts_of(endpoint), request_head, _response_head(context, endpoint, prefix))
 
 
 def _response_head(context: GatewayContext, endpoint: Endpoint, prefix: PrefixChain | None) -> HeaderPairs:
@@ -369,21 +373,9 @@ def _refused(desk: Desk, refusal: Refusal, reason: str, bound: WaitBound | None 
     return Outcome("refused", failure=failure, reason=reason)
 
 
-def timeouts_of(context: GatewayContext, endpoint: Endpoint) -> tuple[float, float]:
-    """Return how long an endpoint may need until its first byte, and between two bytes, in seconds."""
-    timeouts = context.timeouts
-    return endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
-
-
-def _chain_for(asker: Asker, step: Lookup) -> PrefixChain | None:
-    """Return the chain of a request for the model of a step."""
-    sums, edits = asker.read_prefix(), step.edits
-    return None if sums is None else chain_of(sums, step.model, edits.set, edits.drop)
-
-
 def _routing_for(desk: Desk, step: Lookup) -> RoutingRequest:
     """Return the request as the balancer sees it for another model."""
     routing = RoutingRequest(step.model, desk._session, desk.grant.fairness_key, only=desk._only)
     if not desk._session and desk._only is None:
-        routing.make_prefix = partial(_chain_for, desk._asker, step)
+        routing.make_prefix = partial(chain_for, desk._asker, step)
     return routing

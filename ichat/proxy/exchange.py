@@ -16,7 +16,7 @@ from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.copies import copy_of
-from ichat.proxy.desk import Desk, timeouts_of
+from ichat.proxy.desk import Desk
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.progress import RequestProgress
@@ -106,7 +106,7 @@ class Exchange:
         progress = self.progress
         progress.read_plainly()
         self.desk.grant_plainly()
-        first_byte_s, stall_s = timeouts_of(self._context, endpoint)
+        first_byte_s, stall_s = self._context.timeouts_of(endpoint)
         step = AttemptStep(
             "", "", request_head=tuple(internal), first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True
         )

@@ -27,6 +27,15 @@ _TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
 """Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
 
 
+class Tried(NamedTuple):
+    """An attempt that an earlier owner has decided on: it has ended, and the request has not."""
+
+    endpoint: str
+    model: str
+    kind: str
+    """That of its `Outcome`. Any other word: the request can be sent nowhere else."""
+
+
 class Asked(NamedTuple):
     """The facts by which a request for a model is decided: nothing of its body, client or connection."""
 
@@ -41,6 +50,7 @@ class Asked(NamedTuple):
     """Whether the response is made after the request has ended."""
     is_suspect: bool = False
     """Whether it may steer an engine: workers get that from few callers only."""
+    tried: tuple[Tried, ...] = ()
 
 
 class Asker(Protocol):

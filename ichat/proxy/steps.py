@@ -56,7 +56,7 @@ request, its response was `rejected`, it found the request `too_long`, it was `l
 request is `unfit` for it.
 """
 _ENDS = frozenset(("answered", "cut", "left", "cancelled"))
-_NOT_WORKED_ON = frozenset(("unreachable", "declined"))
+NOT_WORKED_ON = frozenset(("unreachable", "declined"))
 """Outcomes of an attempt after which another endpoint of the same model may be asked."""
 _REASONS = {"unreachable": "unreachable", "declined": "not_ready", "too_long": TOO_LONG}
 _REASONS_OF_EXTERNAL = {"late": "timeout", "broken": "5xx", "rejected": "5xx"}
@@ -245,7 +245,7 @@ def next_step(route: RequestRoute, outcome: Outcome | Found, now: float) -> tupl
     if outcome.failure is None:  # it has begun, or waited
         return _look_up(route._replace(excluded=()) if kind == "waited" else route)
     reason = _reason_of(outcome)
-    if kind in _NOT_WORKED_ON and not route.is_bound:
+    if kind in NOT_WORKED_ON and not route.is_bound:
         excluded = (*route.excluded, outcome.endpoint)
         left = route._replace(excluded=excluded, newest=outcome.failure, newest_reason=reason)
         return left, Lookup(route.model, route.edits, excluded, _skips_open(route))
@@ -335,15 +335,16 @@ def _advance(
         return route, Refuse(failure_of_all(route.name, route.failures))
     later, waits = (route.later, route.waits) if route.ahead else ((), True)
     following = route._replace(ahead=ahead[1:], later=later, waits=waits, tries=route.tries + 1)
-    return _look_up(_go_to(following, ahead[0], reason))
+    return _look_up(go_to(following, ahead[0], reason))
 
 
 def _go_longer(route: RequestRoute, reason: str) -> RequestRoute:
     """Go on to the model for longer prompts, and to no other after it."""
-    return _go_to(route._replace(ahead=(), later=()), route.longer, reason)
+    return go_to(route._replace(ahead=(), later=()), route.longer, reason)
 
 
-def _go_to(route: RequestRoute, model: str, reason: str) -> RequestRoute:
+def go_to(route: RequestRoute, model: str, reason: str) -> RequestRoute:
+    """Return a route at its next model, after the reason to leave the current model."""
     edits, passed = route.edits._replace(model=model), (*route.passed, (route.model, reason))
     return route._replace(model=model, again=0, excluded=(), edits=edits, passed=passed)
 

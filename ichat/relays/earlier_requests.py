@@ -38,7 +38,7 @@ class EarlierPlaces:
 
     def lease(self, endpoint_id: str, model: str) -> Lease:
         """Return the place of a request, which no limit refuses."""
-        endpoint = self._known(endpoint_id)
+        endpoint = self._context.endpoint_of(endpoint_id)
         if endpoint is not None:
             return self._context.balancer.restore(endpoint, model)
         unknown = self._unknown.get(endpoint_id)
@@ -48,17 +48,10 @@ class EarlierPlaces:
         self._leases.setdefault(endpoint_id, []).append(lease)
         return lease
 
-    def _known(self, endpoint_id: str) -> Endpoint | None:
-        worker = self._table.get(endpoint_id)
-        if worker is not None:
-            return self._table.endpoint_of(worker)
-        routes = (route for routes in self._context.directory.external.values() for route in routes)
-        return next((route for route in routes if route.id == endpoint_id.encode()), None)
-
     def _find_known(self) -> None:
         """Have the requests of workers that are known now count there."""
         for endpoint_id in [*self._unknown]:
-            endpoint = self._known(endpoint_id)
+            endpoint = self._context.endpoint_of(endpoint_id)
             if endpoint is not None:
                 del self._unknown[endpoint_id]
                 for lease in self._leases.pop(endpoint_id):

@@ -35,7 +35,7 @@ from ichat.relays.values import (
 OUTCOMES_MAX = 100_000
 """Beyond this number of unsettled outcomes, unsent outcomes are added up."""
 AGAIN_MAX = 2
-"""A request is not asked again after the deaths of this number of owners."""
+"""A request is not asked again after the deaths of this number of owners that had its ask."""
 ROWS_MAX = 1000
 """Of a frame `report` or `added`."""
 _ANSWERS = {"wait": ("asked", "left"), "refuse": ("head", "asked", "left"), "go": ("head", "left"), "gone": ("left",)}
@@ -61,6 +61,12 @@ class RequestHere:
     def is_copy_waiting(self) -> bool:
         """Whether it is a copy that no owner has answered yet."""
         return self.asked is None and self.phase == "asked"
+
+    def lose_owner(self, now: MonotonicNs, *, has_died: bool) -> None:
+        """Note that the owner has gone: if it has died, this request may be the cause."""
+        if has_died and self.is_known and self.asked is not None and self.phase in ("head", "asked"):
+            self.asked = self.asked._replace(again=min(255, self.asked.again + 1))
+        self.since, self.is_known = now, False
 
 
 class RelayTalk:
@@ -93,12 +99,13 @@ class RelayTalk:
 
     def lose_owner(self, now: MonotonicNs) -> None:
         """The connection has ended: nothing more arrives from this owner."""
+        has_died = self._link is not None and not self._link.is_over
         if self._link is not None:
             self._settings, self._link = self._link.settings, None
         for number in [number for number, one in self.requests.items() if one.phase == "left" or one.is_copy_waiting]:
             self._forget(number)
         for one in self.requests.values():
-            one.since, one.is_known = now, False
+            one.lose_owner(now, has_died=has_died)
 
     def meet_owner(self, greeting: Note, now: MonotonicNs) -> list[Frame]:
         """Return the frames that a new owner gets at its `hello`: report, outcomes, and each open ask again."""
@@ -115,8 +122,7 @@ class RelayTalk:
         self._sent = self._seq
         for one in self.requests.values():
             if one.asked is not None and one.phase in ("head", "asked"):
-                one.asked, one.since = one.asked._replace(again=min(255, one.asked.again + 1)), now
-                one.is_known = True
+                one.since, one.is_known = now, True
                 frames.append(one.asked)
             elif one.asked is not None and one.phase == "trying":
                 queued_s = 0.0 if one.step is None else one.step.queued_s
@@ -184,7 +190,8 @@ class RelayTalk:
         if self._asking.get(connection, asked.number) != asked.number:
             raise TalkError(f"The connection {connection} has an open request.")
         self._asking[connection] = asked.number
-        self.requests[asked.number] = RequestHere(asked, connection, now, "head" if asked.bits & HEAD_ONLY else "asked")
+        phase, is_known = "head" if asked.bits & HEAD_ONLY else "asked", self._link is not None
+        self.requests[asked.number] = RequestHere(asked, connection, now, phase, is_known=is_known)
         return self._out(asked)
 
     def sends(self, frame: Frame, now: MonotonicNs) -> list[Frame]:
@@ -243,7 +250,8 @@ class RelayTalk:
             sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
         self.unsettled.append(sent)
         if sent.wants_next and one.asked is not None:
-            tried = (*one.asked.tried, (step.step.endpoint, step.step.model, kind))
+            last = step.step.endpoint, step.step.model, "over" if sent.outcome.is_over else kind
+            tried = (*one.asked.tried, last)
             one.asked, one.phase, one.since, one.step = one.asked._replace(tried=tried), "asked", now, None
         else:
             self._ended[sent.seq] = one

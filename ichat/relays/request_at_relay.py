@@ -15,7 +15,7 @@ from ichat.observability.request_record import LABELS, OTHER, RESPONSE_PATH, ROU
 from ichat.protocol.usage import UsedTokens
 from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import client_address
-from ichat.proxy.model_request import Asked
+from ichat.proxy.model_request import Asked, Tried
 from ichat.proxy.steps import AttemptStep, Step, Wait
 from ichat.relays.timers import Timer, Timers
 from ichat.relays.values import (
@@ -96,7 +96,7 @@ class RequestAtRelay:
         bits = asked.bits
         return self.desk.ask(Asked(
             asked.model, asked.session, bits & STREAM != 0, asked.previous_response_id or None, bits & BACKGROUND != 0,
-            bits & SUSPECT != 0,
+            bits & SUSPECT != 0, tuple(Tried(*row) for row in asked.tried),
         ))  # fmt: skip
 
     # For its desk: see `Asker`.

@@ -91,7 +91,7 @@ class SentAsk(NamedTuple):
     bits: int = 0
     """`STREAM` and so on."""
     again: int = 0
-    """How often it is asked again since its owner has died."""
+    """How many owners have died that had its ask."""
     body_bytes: int = 0
     prompt_bytes: int = 0
     prefix_bytes: int = 0
@@ -102,7 +102,7 @@ class SentAsk(NamedTuple):
     """The headers that a decision may need: origin, forwarding, hops, trace."""
     previous_response_id: str = ""
     tried: tuple[tuple[str, str, str], ...] = ()
-    """Its attempts: the endpoint, the model, and the kind of the outcome."""
+    """Its attempts: the endpoint, the model, and the kind of the outcome; `over` if it can be sent nowhere else."""
     queued_s: float = 0.0
     """For how long it has waited in queues, if it asks nothing."""
 

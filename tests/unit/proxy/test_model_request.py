@@ -10,5 +10,5 @@ async def test_a_body_is_not_kept_by_what_was_read_of_it():
     path = b"/v1/chat/completions"
     request = Request(b"POST", path, path, b"1.1", [], body, b"id", keep_alive=True)
     asked, read = await read_model_request(request, b"s")
-    assert asked == ("m", b"s", True, None, False, False)
+    assert asked == ("m", b"s", True, None, False, False, ())
     assert (read.data, read.names) == (body, ("model", "messages", "stream"))

@@ -289,13 +289,26 @@ def test_requests_are_not_asked_of_every_owner_in_turn():
     """Section 15: a request that two owners did not survive gets its refusal from the relay."""
     pair = Pair()
     pair.relays(ask(1))
-    for again in (1, 2):
+    pair.relay.lose_owner(S)
+    assert pair.relay.overdue(S, 10 * S) == []
+    pair.relays(ask(2))
+    pair.meet()
+    assert [(one.number, one.again) for one in pair.report if isinstance(one, SentAsk)] == [(1, 1), (2, 0)]
+    pair.relay.lose_owner(S)
+    assert pair.relay.overdue(S, 10 * S) == [1]
+
+
+def test_an_owner_that_has_handed_over_has_not_died():
+    """However many takeovers a request waits through, none counts."""
+    pair = Pair()
+    pair.relays(ask(1))
+    for _ in range(3):
+        pair.owner.sends(Note("bye"))
+        pair.relay.receives(Note("bye"), S)
         pair.relay.lose_owner(S)
         assert pair.relay.overdue(S, 10 * S) == []
         pair.meet()
-        assert [frame.again for frame in pair.report if isinstance(frame, SentAsk)] == [again]
-    pair.relay.lose_owner(S)
-    assert pair.relay.overdue(S, 10 * S) == [1]
+        assert [one.again for one in pair.report if isinstance(one, SentAsk)] == [0]
 
 
 def test_new_owners_get_everything_that_is_open():
