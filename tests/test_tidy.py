@@ -317,6 +317,7 @@ PROCESSES_OF_RELAYS = {
     "owner", "owner_desk", "relay_at_owner", "request_at_relay", "settings_in_force", "timers",
     "frame_desk", "relay_process", "relay_exchange", "adopting", "forwarding", "found_relays", "ownerless",
     "settings", "copies_at_relay", "figures", "earlier_requests",
+    "relay_places",
 }  # fmt: skip
 """The modules of `relays/` that run; all others are pure."""
 

@@ -37,6 +37,8 @@ def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
             before, after = attrs.asdict(getattr(old, section.name)), attrs.asdict(getattr(new, section.name))
             for name, how in differences(before, after, without=("keys",)).items():
                 action, when = _WHEN.get(reload_of(section.type, name), ("update", ""))
+                if section.name == "server_settings" and name == "relays" and 0 in (before[name], after[name]):
+                    action, when = "later", "; only with a restart of the gateway, or a takeover (gateway --takeover)"
                 steps.append(ReloadStep(action, f"{section.name}.{name}", how + when))
     for name in sorted({*old.engines, *new.engines}):
         before, after = python_of_engine(old.engines.get(name)), python_of_engine(new.engines.get(name))

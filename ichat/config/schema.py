@@ -57,7 +57,7 @@ class ServerSettings:
     state_directory: str | None = checked(checks.is_path, None, reload="later")
     watch_config: bool = True
     console: bool = True
-    relays: Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX}, reload="later")
+    relays: Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX})
 
 
 @frozen

@@ -125,9 +125,11 @@ class AcceptTurns:
             close_all(listeners)
 
     def see(self, peers: Peers) -> None:
-        """Compare with these peers from now on."""
+        """Compare with these peers from now on. Accept the connections that have woken a process which was stopped."""
         self._peers = peers
         self.update()
+        if not self.is_out:
+            self.try_now()
 
     def update(self) -> None:
         """Go out of the list of waiting processes, or back into it, by the numbers of connections."""

@@ -46,8 +46,6 @@ class AddedUp(NamedTuple):
     input: int
     output: int
     cached: int
-    numbers: list[int]
-    """Of the requests that this owner knows."""
 
 
 RECENT_S = 61
@@ -57,7 +55,7 @@ SUMS = 5
 _TYPES = {
     Trying: (int, int, str, str, str),
     Recent: (int, str, int, int),
-    AddedUp: (str, str, str, *[int] * SUMS, list),
+    AddedUp: (str, str, str, *[int] * SUMS),
 }
 
 
@@ -68,15 +66,7 @@ def trying_in(report: Note) -> list[Trying]:
 
 def sums_in(added: Note) -> list[AddedUp]:
     """Return the sums of outcomes in a frame `added`. Raises TalkError."""
-    rows = [AddedUp(*row) for row in _rows(added, "rows", _TYPES[AddedUp])]
-    if any(type(number) is not int for row in rows for number in row.numbers):
-        raise TalkError("The requests of a sum of outcomes are no numbers.")
-    return rows
-
-
-def numbers_in(added: Note) -> list[int]:
-    """Return the numbers of the requests that a sum of outcomes has. Raises TalkError."""
-    return [number for row in sums_in(added) for number in row.numbers]
+    return [AddedUp(*row) for row in _rows(added, "rows", _TYPES[AddedUp])]
 
 
 def _rows(report: Note, name: str, types: tuple[type, ...]) -> list[list[Any]]:

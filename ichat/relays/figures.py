@@ -10,7 +10,7 @@ from prometheus_client import Metric
 
 from ichat.observability.prometheus_families import Histogram, family, histogram_family
 from ichat.protocol.messages import Count
-from ichat.relays.relay_at_owner import RelayAtOwner, RelayState
+from ichat.relays.relay_at_owner import RelayAtOwner, RelayEnd, RelayState
 
 _DECISION_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 
@@ -41,6 +41,8 @@ class RelayFigures:
         """`relays` are those that run, by their processes."""
         self._relays = relays
         self._restarts: Counter[int] = Counter()
+        self._reasons: Counter[str] = Counter(dict.fromkeys(get_args(RelayEnd), 0))
+        """How often relays were started again, by how the relays before had left their places."""
         self._ended_cpu_ms: Counter[int] = Counter()
         """The CPU time of relays that have ended, by their numbers."""
         self.decisions = Histogram(_DECISION_S)
@@ -49,9 +51,10 @@ class RelayFigures:
     def __repr__(self) -> str:
         return f"<RelayFigures of {len(self._relays)} relays, {self._restarts.total()} restarts>"
 
-    def note_restart(self, number: int) -> None:
-        """Count that a relay of this number has ended or retires, and is started again."""
+    def note_restart(self, number: int, why: RelayEnd) -> None:
+        """Count that a relay of this number is started again, after another had left its place in this way."""
         self._restarts[number] += 1
+        self._reasons[why] += 1
 
     def note_end(self, relay: RelayAtOwner) -> None:
         """Keep the CPU time of a relay that has ended."""
@@ -77,6 +80,6 @@ class RelayFigures:
         for relay in self._relays.values():
             used_ms[relay.number] += relay.cpu_ms
         yield family("ichat_relays", states)
-        yield family("ichat_relay_restarts", self._restarts.total())
+        yield family("ichat_relay_restarts", self._reasons)
         yield family("ichat_relay_cpu_seconds", {str(number): ms / 1000 for number, ms in used_ms.items()})
         yield histogram_family("ichat_decision_seconds", self.decisions)

@@ -141,7 +141,7 @@ class FrameDesk:
         if has_large_ask(asked):
             raise errors.head_too_large(OWN_BYTES_MAX)
         asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress, begin)
-        for frame in self._talk.ask(asked, asked.number, self._now()):
+        for frame in self._talk.ask(asked, self._now()):
             self._send(frame)
         return asking
 

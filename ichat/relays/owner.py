@@ -9,7 +9,6 @@ Relays outlive this process. The next owner finds them by their sockets (`found_
 """
 
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +33,8 @@ from ichat.relays.relay_at_owner import (
     send_pulses,
     start_relay,
 )
+from ichat.relays.relay_places import RelayPlaces
 from ichat.relays.relay_sockets import build_id
-from ichat.relays.settings import count_of
 from ichat.relays.settings_in_force import SettingsInForce
 from ichat.relays.values import Frame, MonotonicNs, Note
 from ichat.relays.wire import FrameWire
@@ -43,10 +42,6 @@ from ichat.supervisor.kept import KeptDescriptors
 
 log = logging.getLogger(__name__)
 
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
-"""Before a relay that has ended is started again."""
-LIVED_S = 10.0
-"""After this life, the pause is the first again."""
 END_S = 5.0
 """How long a relay may need for its end, beside the streams of logs."""
 KILL_S = 5.0
@@ -79,14 +74,11 @@ class Relays:
         self.term = term
         self._recorded = recorded
         self._kept = kept
-        self.count = count_of(config.server_settings.relays)
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
-        self._is_ending = False
         self._draining = trio.CancelScope()
         self._scope = trio.CancelScope()
         """Of `run`."""
-        self._end = trio.Event()
         self._listeners: Sequence[socket.socket] = ()
         self._address = address_name(config.server_settings.host, config.server_settings.port)
         self.adopting = Adopting(directory, lambda: MonotonicNs(time.monotonic_ns()), marks or dict[str, int])
@@ -95,8 +87,11 @@ class Relays:
         self.relays: dict[int, RelayAtOwner] = {}
         """By their processes."""
         kept.changed.add(partial(pass_on_to, self.relays))
-        self.settings = SettingsInForce(config, self.count, self.relays)
+        self.settings = SettingsInForce(config, self.relays)
         self.figures = RelayFigures(self.relays)
+        self._places = RelayPlaces(self.settings, self._start, self.figures)
+        self._keepers: trio.Nursery
+        """Of the tasks that wait for the ends of relays."""
         self.desk_of: Callable[[RelayAtOwner], RelayDesk] = lambda _relay: RelayDesk()
 
     def __repr__(self) -> str:
@@ -125,21 +120,28 @@ class Relays:
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             nursery.start_soon(self._pulse_forever)
-            async with trio.open_nursery() as keepers:
+            async with trio.open_nursery() as self._keepers:
                 for relay, frames in self.adopting.begin():
                     self.relays[relay.process.pid] = relay
                     self._kept.send_all(relay.pass_on)
-                    keepers.start_soon(self._wait_for, relay)
+                    self._keepers.start_soon(self._wait_for, relay)
                     self._begin_talk(relay, frames)
                 await self.adopting.collect()
                 task_status.started()
                 await self._opened.wait()
-                places, leaving = places_of(self.relays.values(), self.count, build_id(), self._address)
+                places, leaving = places_of(self.relays.values(), self.settings.count, build_id(), self._address)
                 for relay in leaving:
                     self.retire(relay)
-                for number in range(1, self.count + 1):
-                    keepers.start_soon(self._keep, number, places.get(number), keepers)
+                self._places.begin(self._keepers, places)
             nursery.cancel_scope.cancel()
+
+    def reconfigure(self, config: Config) -> None:
+        """Put the prepared settings in force; start missing relays, and have relays of too high numbers retire."""
+        self.settings.reconfigure(config)
+        for relay in self.relays.values():
+            if relay.number > self.settings.count and relay.state == "accepting" and not self._places.is_over:
+                self.retire(relay)
+        self._places.fill()
 
     async def open(self) -> None:
         """Answer requests from now on, and start the relays that are missing; return when a relay accepts."""
@@ -165,41 +167,15 @@ class Relays:
             await relay.process.wait()
             relay.close()
 
-    async def _keep(self, number: int, relay: RelayAtOwner | None, keepers: trio.Nursery) -> None:
-        """Start a relay, unless it is there, and start it again whenever it has ended."""
-        pause_s = PAUSE_FIRST_S
-        while not self._is_ending:
-            began_at = trio.current_time()
-            try:
-                if relay is None:
-                    relay = await self._start(number, keepers)
-            except OSError as error:
-                log.error("relay %d cannot be started: %s", number, error.strerror or error)
-            else:
-                await relay.leaves_place.wait()
-                if relay.state == "retiring":
-                    self.figures.note_restart(number)
-                    relay = None
-                    continue
-            relay = None
-            if self._is_ending:
-                return
-            if trio.current_time() - began_at > LIVED_S:
-                pause_s = PAUSE_FIRST_S
-            with trio.move_on_after(pause_s):
-                await self._end.wait()
-            pause_s = min(PAUSE_MAX_S, 2 * pause_s)
-            self.figures.note_restart(number)
-
-    async def _start(self, number: int, keepers: trio.Nursery) -> RelayAtOwner:
+    async def _start(self, number: int) -> RelayAtOwner:
         """Start a process, and the talk with it. Raises OSError."""
         relay, frames = await start_relay(
             number, self._directory, self.settings.config,
             log_format=self._log_format, log_level=self.settings.now.log_level,
         )  # fmt: skip
         self.relays[relay.process.pid] = relay
-        keepers.start_soon(self._wait_for, relay)
-        if self._is_ending:
+        self._keepers.start_soon(self._wait_for, relay)
+        if self._places.is_over:
             frames.close()
             relay.kill("its gateway ends")
         else:
@@ -231,38 +207,36 @@ class Relays:
     async def _wait_for(self, relay: RelayAtOwner) -> None:
         """Wait until a relay has ended, and forget it."""
         await relay.process.wait()
-        has_retired = relay.state == "retiring" and relay.drained.is_set()
         last = [] if relay.wire is None else [*relay.wire.rest()]
+        has_place = not relay.leaves_place.is_set() and relay.number <= self.settings.count
         relay.close()
         del self.relays[relay.process.pid]
         self.figures.note_end(relay)
         self.settings.answered()
         self.adopting.end(relay, last)
         relay.desk.end()
-        if has_retired:
-            log.info("relay %d (process %d) has ended: it has retired", relay.number, relay.process.pid)
-        elif not self._is_ending:
-            code = relay.process.returncode
-            how = f"by signal {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-            log.error("relay %d (process %d) has ended %s: it is started again", relay.number, relay.process.pid, how)
+        if not self._places.is_over or relay.has_retired:
+            level = logging.INFO if relay.has_retired else logging.ERROR
+            more = "; it is started again" if has_place else ""
+            log.log(level, "relay %d (process %d) %s%s", relay.number, relay.process.pid, relay.end_in_words, more)
 
     def hand_over(self) -> None:
         """Leave all relays to the next owner."""
-        self._is_ending = True
+        self._places.end()
         for relay in self.relays.values():
             relay.send(Note("bye"))
             relay.close()
         self._scope.cancel()
 
     def retire(self, relay: RelayAtOwner) -> None:
-        """Have a relay leave new connections to others, and end after its last connection. Another replaces it."""
+        """Have a relay leave new connections to others, and end after its last connection."""
         relay.send(Note("retire"))
         relay.note_leaving("retiring")
         self.settings.answered()
 
     async def drain(self) -> None:
         """Have all relays accept nothing new, and wait until they have no request left."""
-        self._is_ending = True
+        self._places.end()
         draining = [*self.relays.values()]
         for relay in draining:
             if relay.state in ("accepting", "retiring"):
@@ -287,8 +261,7 @@ class Relays:
 
     async def end(self) -> None:
         """End all relays; kill those that do not end within `END_S`."""
-        self._is_ending = True
-        self._end.set()
+        self._places.end()
         ending = [*self.relays.values()]
         for relay in ending:
             relay.send(Note("end"))
@@ -329,6 +302,8 @@ class Relays:
         relay.state, relay.heard_at = "accepting", trio.current_time()
         log.info("relay %d accepts connections (process %d)", relay.number, relay.process.pid)
         self._accepting.set()
+        if relay.number > self.settings.count:  # since another configuration is in force
+            self.retire(relay)
 
     async def _pulse_forever(self) -> None:
         """Send each relay the means of all, each second, and kill a relay that is silent or does not read."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 import attrs
 
-from ichat.relays.adoption import numbers_in, trying_in
+from ichat.relays.adoption import sums_in, trying_in
 from ichat.relays.link import Link, request_in, whole
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import (
@@ -184,8 +184,7 @@ class OwnerTalk:
             self.requests[COPIES | frame.number] = RequestThere("asked", has_ask=False)
         elif kind == "added":
             self._count(whole(frame, "seq"))
-            for number in numbers_in(frame):
-                self.requests.pop(number, None)
+            sums_in(frame)
         elif kind == "report":
             self.requests |= {
                 row.number: RequestThere("trying", row.attempt, has_ask=False) for row in trying_in(frame)

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ START_S = 60.0
 QUIET_S = 2.5
 """After this silence a relay does not count where others share new connections."""
 
+RelayEnd = Literal["ended", "killed", "retired"]
 RelayState = Literal["starting", "accepting", "retiring", "draining", "gone"]
 """`retiring`: it leaves new connections to other relays, and ends when it has none left."""
 
@@ -77,6 +79,10 @@ class RelayAtOwner:
         """The newest version of settings that it has prepared."""
         self.refusal = ""
         """Why it could not prepare the newest settings."""
+        self.killed_for = ""
+        """Why this process has killed it."""
+        self.has_retired = False
+        """Whether it has ended without a connection, after it had left its place."""
         self.drained = trio.Event()
         self.gone = trio.Event()
         self.leaves_place = trio.Event()
@@ -105,7 +111,7 @@ class RelayAtOwner:
             if self.state == "retiring":
                 self.send(Note("end"))
         elif self.state == "accepting":
-            log.info("relay %d (process %d) retires, and is replaced", self.number, self.process.pid)
+            log.info("relay %d (process %d) retires", self.number, self.process.pid)
             self.state = "retiring"
             self.leaves_place.set()
 
@@ -168,6 +174,7 @@ class RelayAtOwner:
 
     def close(self) -> None:
         """Close the connection, and wake all that wait for something of it: the process has ended."""
+        self.has_retired = self.state == "retiring" and self.drained.is_set()
         self.state = "gone"
         for event in (self.gone, self.leaves_place, self.drained):
             event.set()
@@ -177,10 +184,30 @@ class RelayAtOwner:
         if isinstance(self.process, AdoptedProcess):
             self.process.close()
 
+    @property
+    def left_by(self) -> RelayEnd:
+        """How it has left its place."""
+        if self.state == "retiring" or self.has_retired:
+            return "retired"
+        return "killed" if self.killed_for else "ended"
+
+    @property
+    def end_in_words(self) -> str:
+        """How its process has ended, after `relay 1 (process 2)`."""
+        if self.has_retired:
+            return "has ended: it has retired"
+        if self.killed_for:
+            return f"was killed: {self.killed_for}"
+        code = self.process.returncode
+        if code is None:
+            return "has ended"
+        return f"has ended by signal {signal.Signals(-code).name}" if code < 0 else f"has ended with code {code}"
+
     def kill(self, why: str) -> None:
         """Kill the process."""
         if self.process.returncode is None and self.state != "gone":
             log.error("relay %d (process %d) is killed: %s", self.number, self.process.pid, why)
+            self.killed_for = why
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
 

@@ -48,7 +48,6 @@ class RequestHere:
 
     asked: SentAsk | None
     """None for a copy."""
-    connection: int
     since: MonotonicNs
     """Since when it has waited for a word of the owner; NEVER: it does not."""
     phase: Literal["head", "admitted", "asked", "left", "trying"]
@@ -74,8 +73,6 @@ class RelayTalk:
 
     def __init__(self, outcomes_max: int = OUTCOMES_MAX) -> None:
         self.requests: dict[int, RequestHere] = {}
-        self.is_blocked = False
-        """Set while the owner does not read: outcomes wait here."""
         self.unsettled: deque[SentOutcome | Note] = deque()
         self._ended: dict[int, RequestHere] = {}
         """The requests that have ended by unsettled outcomes, by the numbers of these."""
@@ -86,10 +83,8 @@ class RelayTalk:
         self._link: Link | None = None
         self._seq = self._sent = self._settled = 0
         self._sums: dict[tuple[str, str, str], list[int]] = {}
-        """The outcomes that were added up, by key, model and endpoint: their sums, and the numbers of the requests."""
+        """The outcomes that were added up, by key, model and endpoint: their sums."""
         self._recent = RecentUse()
-        self._asking: dict[int, int] = {}
-        """The open request of each connection."""
         self._settings = 0
 
     def __repr__(self) -> str:
@@ -103,7 +98,7 @@ class RelayTalk:
         if self._link is not None:
             self._settings, self._link = self._link.settings, None
         for number in [number for number, one in self.requests.items() if one.phase == "left" or one.is_copy_waiting]:
-            self._forget(number)
+            del self.requests[number]
         for one in self.requests.values():
             one.lose_owner(now, has_died=has_died)
 
@@ -115,7 +110,7 @@ class RelayTalk:
         link = Link(is_owner=False, settings=self._settings)
         link.check(greeting, is_sent=False)
         frames: list[Frame] = [hello(self.term, self._settings, self.about), *self._reports(now)]
-        self._link, self.term, self.is_blocked = link, term, False
+        self._link, self.term = link, term
         self._add_up(is_last=True)
         for item in self.unsettled:
             frames += self._as_reported(item)
@@ -182,16 +177,13 @@ class RelayTalk:
 
     # Frames to the owner.
 
-    def ask(self, asked: SentAsk, connection: int, now: MonotonicNs) -> list[Frame]:
+    def ask(self, asked: SentAsk, now: MonotonicNs) -> list[Frame]:
         """Note an ask, and return the frames to send now: none if there is no owner."""
         one = self.requests.get(asked.number)
         if asked.number >= COPIES or (one is not None and (one.phase != "admitted" or asked.bits & HEAD_ONLY)):
             raise TalkError(f"The request {asked.number} cannot be asked now.")
-        if self._asking.get(connection, asked.number) != asked.number:
-            raise TalkError(f"The connection {connection} has an open request.")
-        self._asking[connection] = asked.number
         phase, is_known = "head" if asked.bits & HEAD_ONLY else "asked", self._link is not None
-        self.requests[asked.number] = RequestHere(asked, connection, now, phase, is_known=is_known)
+        self.requests[asked.number] = RequestHere(asked, now, phase, is_known=is_known)
         return self._out(asked)
 
     def sends(self, frame: Frame, now: MonotonicNs) -> list[Frame]:
@@ -209,7 +201,7 @@ class RelayTalk:
             case Note("leave", number):
                 one = request_in(self.requests, number, "head", "admitted", "asked")
                 if self._link is None or not one.is_known:
-                    self._forget(number)
+                    del self.requests[number]
                     return []
                 one.phase = "left"
             case Note("shadow", number):
@@ -224,7 +216,7 @@ class RelayTalk:
         """Note that a copy of a request is asked for, if the owner knows the request."""
         if not request_in(self.requests, number, "trying").is_known or self._link is None:
             return []
-        self.requests[COPIES | number] = RequestHere(None, 0, NEVER, "asked")
+        self.requests[COPIES | number] = RequestHere(None, NEVER, "asked")
         return self._out(shadow)
 
     def _out(self, frame: Frame) -> list[Frame]:
@@ -255,20 +247,14 @@ class RelayTalk:
             one.asked, one.phase, one.since, one.step = one.asked._replace(tried=tried), "asked", now, None
         else:
             self._ended[sent.seq] = one
-            self._forget(sent.number)
-        if self._link is None or self.is_blocked:
+            del self.requests[sent.number]
+        if self._link is None:
             self._add_up()
             return []
         if one.is_known and self._sent == sent.seq - 1:
             self._sent = sent.seq
             return self._out(sent)
         return self._send_all([sent])
-
-    def unblock(self) -> list[Frame]:
-        """Return the outcomes that have waited while the owner did not read."""
-        self.is_blocked = False
-        self._add_up(is_last=True)
-        return [] if self._link is None else self._send_all([*self.unsettled])
 
     def _send_all(self, items: Iterable[SentOutcome | Note]) -> list[Frame]:
         """Return unsent outcomes as frames. An owner that does not know a request gets its ask after the outcome."""
@@ -298,11 +284,9 @@ class RelayTalk:
                 sums = self._sums.setdefault((item.key, item.model, item.outcome.endpoint), [0] * SUMS)
                 for place, count in enumerate(_sums_of(item)):
                     sums[place] += count
-                if self._link is not None:  # the next owner does not know the numbers
-                    sums.append(item.number)
             self.unsettled = kept
         if is_last:
-            rows = [[*names, *sums[:SUMS], sums[SUMS:]] for names, sums in self._sums.items()]
+            rows = [[*names, *sums] for names, sums in self._sums.items()]
             self._sums = {}
             for at in range(0, len(rows), ROWS_MAX):
                 self._seq += 1
@@ -329,7 +313,7 @@ class RelayTalk:
         one = request_in(self.requests, frame.number, *_ANSWERS[kind])
         has_effect = one.phase != "left"
         if kind in ("refuse", "gone"):
-            self._forget(frame.number)
+            del self.requests[frame.number]
         else:
             one.since = NEVER
             if kind == "go" and has_effect:
@@ -354,11 +338,6 @@ class RelayTalk:
         """Forget the oldest outcomes if there are too many: the owner has them, and its disk fails for long."""
         while len(self.unsettled) > self._outcomes_max and _seq_of(self.unsettled[0]) <= self._sent:
             self._ended.pop(_seq_of(self.unsettled.popleft()), None)
-
-    def _forget(self, number: int) -> None:
-        one = self.requests.pop(number)
-        if one.asked is not None:
-            del self._asking[one.connection]
 
 
 def _sums_of(sent: SentOutcome) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.listeners import Listeners
 from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner
-from ichat.relays.settings import RelaySettings
+from ichat.relays.settings import RelaySettings, count_of
 from ichat.relays.values import Note, TalkError
 
 PREPARE_S = 5.0
@@ -19,14 +19,15 @@ PREPARE_S = 5.0
 class SettingsInForce:
     """The settings in force in all relays, and those that are offered to them."""
 
-    def __init__(self, config: Config, count: int, relays: Mapping[int, RelayAtOwner]) -> None:
-        """`count` is the number of relays."""
+    def __init__(self, config: Config, relays: Mapping[int, RelayAtOwner]) -> None:
+        """`relays` are the running relays, by their processes."""
         self._relays = relays
-        self._count = count
+        self.count = count_of(config.server_settings.relays)
+        """How many relays there must be. Another configuration may change it, but not to or from 0."""
         self.config = config
         self.version = 1
-        self.now = RelaySettings.of(config, count)
-        self._offered: tuple[int, RelaySettings] | None = None
+        self.now = RelaySettings.of(config, self.count)
+        self._offered: tuple[int, RelaySettings, int] | None = None
         self.answered: Listeners[[]] = Listeners()
         """Called when a relay has prepared settings, or cannot, or has ended."""
 
@@ -38,7 +39,8 @@ class SettingsInForce:
 
         `reconfigure` must follow, or `forget`.
         """
-        self._offered = version, settings = self.version + 1, RelaySettings.of(config, self._count)
+        count = count_of(config.server_settings.relays) or self.count
+        self._offered = version, settings, _ = self.version + 1, RelaySettings.of(config, count), count
         asked = self._offer_to_all(version, settings)
         with trio.move_on_after(PREPARE_S):
             while any(one.is_preparing(version) for one in asked):
@@ -61,7 +63,7 @@ class SettingsInForce:
         """Drop the settings that were prepared."""
         if self._offered is None:
             return
-        version, _ = self._offered
+        version, *_ = self._offered
         self._offered = None
         for relay in self._relays.values():
             if relay.state == "accepting" and relay.talk.offered == version:
@@ -71,7 +73,7 @@ class SettingsInForce:
         """Put the prepared settings in force, in the same moment as the rest of the configuration."""
         if self._offered is None:
             return
-        self.version, self.now = self._offered
+        self.version, self.now, self.count = self._offered
         self._offered, self.config = None, config
         for relay in self._relays.values():
             if relay.prepared == self.version:

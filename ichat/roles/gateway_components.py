@@ -273,7 +273,7 @@ def _build_operation(
     reconfigured: Sequence[Reconfigurable] = [
         fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
         data.door, control.log_store, checker, scraper, ledger, history,
-        *([] if data.relays is None else [data.relays.settings]),
+        *([] if data.relays is None else [data.relays]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
         auth, fleet, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled,

@@ -243,7 +243,7 @@ def test_status_lists_relays(split):
     program.until(lambda: "ichat_relay_cpu_seconds_total" in metrics_of(program))
     text = metrics_of(program)
     assert 'ichat_relays{state="accepting"} 2.0' in text
-    assert "ichat_relay_restarts_total 0.0" in text
+    assert 'ichat_relay_restarts_total{why="killed"} 0.0' in text
     before = decisions_of(program)
     assert program.ask("/v1/chat/completions", {"model": "unknown"})[0] == 404
     assert decisions_of(program) == before + 1
@@ -269,3 +269,43 @@ def test_a_reload_changes_all_relays_or_none(split, tmp_path):
     )
     assert program.ask_by("POST", "/v1/admin/config/reload")[0] == 400
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+
+
+def test_a_reload_changes_the_number_of_relays(split, tmp_path):
+    """More are started. The surplus retire: what is under way there ends, and nobody replaces them."""
+    program = split(worker("m"), settings="watch_config = false\n")
+    program.wait_until_ready("m-0")
+    path, first = tmp_path / "ichat.toml", begin(program, tmp_path / "there")
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
+    has_first = holder_of(first, program).pid
+
+    def reload(before, after):
+        path.write_text(path.read_text().replace(f"relays = {before}\n", f"relays = {after}\n"))
+        return program.ask_by("POST", "/v1/admin/config/reload")
+
+    def numbers(state):
+        shown = program.get("/v1/admin/cluster/status")[1]["gateway"]["relays"]
+        return [one["number"] for one in shown if one["state"] == state]
+
+    assert reload(2, 4)[0] == 200
+    program.until(lambda: numbers("accepting") == [1, 2, 3, 4])
+    others = [begin(program, tmp_path / "there") for _ in range(12)]
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 13)
+    before = relays_of(program)
+    assert reload(4, 1)[0] == 200
+    assert (numbers("accepting"), {*numbers("retiring")} <= {2, 3, 4}) == ([1], True)
+    assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    (tmp_path / "there").touch()
+    for connection in (first, *others):
+        assert ended(connection)[0] == 200
+        connection.close()
+    assert psutil.wait_procs(before[1:], LIMIT_S)[1] == []
+    program.until(lambda: numbers("retiring") == [])
+    assert reload(1, 2)[0] == 200
+    program.until(lambda: numbers("accepting") == [1, 2])
+    status, answer = reload(2, 0)
+    assert (status, "--takeover" in answer["plan"][-1]["why"]) == (200, True)
+    assert numbers("accepting") == [1, 2]
+    assert has_first in {process.pid for process in before}
+    assert "is killed" not in program.text()
+    assert "it is started again" not in program.text()

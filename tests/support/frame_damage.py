@@ -56,7 +56,7 @@ FROM_RELAYS = (
         "status": 400, "code": "bad_head", "limit": "", "id": "x", "peer": "127.0.0.1:5", "head": ["GET", "/", "1.1"],
         "headers": [["host", "x"]],
     }),
-    Note("added", 0, {"seq": 1, "rows": [["", "m", "external:m", 1, 500, [1]]]}),
+    Note("added", 0, {"seq": 1, "rows": [["", "m", "external:m", 1, 0, 1, 1, 0]]}),
     Note("prepared", 0, {"version": 1}),
     Note("cannot", 0, {"version": 1, "why": "There is no file."}),
     Note("drained"),

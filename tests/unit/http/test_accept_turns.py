@@ -202,3 +202,17 @@ async def test_an_error_pauses_accepting(site, autojump_clock):
     await trio.sleep(1)
     site.hub.serve()
     assert len(site.accepted) == 1
+
+
+async def test_a_connection_that_woke_only_a_stopped_process_is_accepted_at_the_next_comparison(site):
+    """The kernel wakes no second process for it; a process that stays out leaves it to its peers."""
+    await site.run()
+    site.connect(1)
+    site.turns.see(Peers(0, 0, is_fewest=False))
+    assert (len(site.accepted), bool(site.hub.ready)) == (1, True)
+    site.connect(MORE)
+    site.hub.serve()
+    assert not site.hub.ready
+    site.connect(1)
+    site.turns.see(FULL)
+    assert len(site.accepted) == MORE + 1

@@ -226,7 +226,7 @@ class World:
         key = self.random.choice([*KEYS])
         asked = SentAsk(relay.numbers, self.now, "id", "m", b"/v1/completions", credential=key.encode(), bits=bits)
         relay.since[asked.number] = self.now
-        relay.put(relay.talk.ask(asked, asked.number, self.now))
+        relay.put(relay.talk.ask(asked, self.now))
 
     def body_arrives(self):
         relay = self.any_relay()
@@ -234,7 +234,7 @@ class World:
             if one.phase == "admitted":
                 self.done(relay, number)
                 relay.since[number] = self.now
-                relay.put(relay.talk.ask(one.asked._replace(bits=0), number, self.now))
+                relay.put(relay.talk.ask(one.asked._replace(bits=0), self.now))
                 return
 
     def client_leaves(self):
@@ -283,13 +283,6 @@ class World:
             assert outlived or is_silent, "I7: a relay has refused before its bound"
             self.done(relay, number)
             relay.put(relay.talk.give_up(number, self.now, OWNER_WAIT_NS))
-
-    def block(self):
-        relay = self.any_relay()
-        if relay.talk.is_blocked:
-            relay.put(relay.talk.unblock())
-        else:
-            relay.talk.is_blocked = self.random.random() < 0.5
 
     # The sockets.
 
@@ -403,10 +396,6 @@ class World:
             self.tell(name, Note("gone", frame.number))
         elif frame.kind == "added":
             self.count(name, frame)
-            for number in [number for row in frame.content["rows"] for number in row[-1]]:
-                owner.leases.pop((name, number), None)
-                owner.asks.pop((name, number), None)
-            self.serve()
         elif isinstance(frame, SentOutcome):
             self.count(name, frame)
             endpoint, _ = owner.leases.pop(at)
@@ -489,7 +478,7 @@ class World:
         events = [
             *[self.client_asks] * 5, *[self.attempt_ends] * 3, *[self.owner_reads] * 6, *[self.relay_reads] * 6,
             self.client_leaves, self.body_arrives, self.flush, self.flush, self.time_passes, self.relay_gives_up,
-            self.block, self.replace_relay, *[self.start_owner] * 2, self.owner_was_late, self.freeze,
+            self.replace_relay, *[self.start_owner] * 2, self.owner_was_late, self.freeze,
             *[self.end_freeze] * 2,
         ]  # fmt: skip
         for _ in range(EVENTS):
@@ -512,8 +501,6 @@ class World:
             for relay in self.living():
                 if relay.owner is None:
                     self.join(relay)
-                if relay.talk.is_blocked:
-                    relay.put(relay.talk.unblock())
                 self.read_up(relay, 99)
                 self.read_down(relay, 99)
                 for number in [*relay.trying]:

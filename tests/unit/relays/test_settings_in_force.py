@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from ichat.config.schema import Config
+from ichat.config.schema import Config, ServerSettings
 from ichat.errors import Exit
 from ichat.relays.link import hello
 from ichat.relays.relay_at_owner import RelayAtOwner
@@ -36,6 +36,10 @@ class Wire:
         self.sent.append((frame.kind, frame.content.get("version")))
 
 
+def with_relays(number):
+    return Config(server_settings=ServerSettings(relays=number))
+
+
 @pytest.fixture
 def adopted():
     """Return the settings of a new owner, and two relays that an earlier owner has left with version 3."""
@@ -47,7 +51,7 @@ def adopted():
         for frame in (hello(1, settings=3), Note("report"), Note("ready")):
             relay.talk.receives(frame)
         relay.talk.open()
-    settings = SettingsInForce(Config(), 2, relays)
+    settings = SettingsInForce(with_relays(2), relays)
     settings.follow(3)
     for relay in relays.values():
         settings.offer(relay)
@@ -108,3 +112,14 @@ async def test_a_refusal_during_a_reload_is_forgotten_once(adopted):
             answer(settings, relays[1], "cannot", 5)
             answer(settings, relays[2], "prepared", 5)
     assert {tuple(relay.wire.sent[-2:]) for relay in relays.values()} == {(("settings", 5), ("forget", 5))}
+
+
+async def test_the_number_of_relays_changes_with_the_settings(adopted, autojump_clock):
+    """Each gets its share of the bounds that all have in common; a change to 0 is for the next start."""
+    settings, _ = adopted
+    share = settings.now.limits.connections_max
+    for number, count in ((1, 1), (0, 1)):
+        await settings.prepare(with_relays(number))
+        assert settings.count == (2 if number else 1)
+        settings.reconfigure(with_relays(number))
+        assert (settings.count, settings.now.limits.connections_max) == (count, 2 * share)

@@ -76,10 +76,10 @@ class Pair:
             self.owner.receives(frame)
         return frames
 
-    def relays(self, frame, connection=None):
+    def relays(self, frame):
         """The relay sends a frame; the owner gets it."""
         if isinstance(frame, SentAsk):
-            return self.carried(self.relay.ask(frame, frame.number if connection is None else connection, self.now))
+            return self.carried(self.relay.ask(frame, self.now))
         return self.carried(self.relay.sends(frame, self.now))
 
     def owns(self, frame):
@@ -207,14 +207,14 @@ def test_relays_refuse_a_forbidden_frame_of_their_owner(frames):
     relay = RelayTalk()
     relay.meet_owner(hello(1), 0)
     for frame in frames[:-1]:
-        relay.ask(frame, frame.number, 0) if isinstance(frame, SentAsk) else relay.receives(frame, 0)
+        relay.ask(frame, 0) if isinstance(frame, SentAsk) else relay.receives(frame, 0)
     with pytest.raises(TalkError):
         relay.receives(frames[-1], 0)
 
 
 @pytest.mark.parametrize("frames", [
     (ask(1), ask(1)), (ended(1, 1),), (ask(COPIES),), (HeadSeen(1, 200),), (Note("ready"),), (Note("gone", 1),),
-    (Note("added", 0, {"seq": 1, "rows": [[1]]}),), (Note("added", 0, {"seq": 1, "rows": [["", "", "", 1, 0, 1, 1, 0, [[]]]]}),),
+    (Note("added", 0, {"seq": 1, "rows": [[1]]}),), (Note("added", 0, {"seq": 1, "rows": [["", "", "", 1, 0, 1, 1, []]]}),),
     tuple(ask(number) for number in range(1, 102)),
 ])  # fmt: skip
 def test_owners_refuse_a_forbidden_frame_of_a_relay(frames):
@@ -258,16 +258,6 @@ def test_clients_that_leave_while_the_answer_is_sent_get_nothing():
         pair.relay.sends(ended(1, 1), 0)
     pair.relays(ended(1, 1, "left"))
     assert pair.relay.requests == pair.owner.requests == {}
-
-
-def test_connections_have_one_open_ask():
-    """5.4: the next request of a connection is asked when the last one is over."""
-    pair = Pair()
-    pair.relays(ask(1), connection=5)
-    with pytest.raises(TalkError, match="open request"):
-        pair.relays(ask(2), connection=5)
-    pair.run(step(1), ended(1, 1))
-    pair.relays(ask(2), connection=5)
 
 
 def test_relays_without_an_owner_refuse_only_after_their_bound():
@@ -367,23 +357,16 @@ def test_outcomes_of_an_earlier_owners_step_are_asked_anew():
     pair.run(step(1, 2), ended(1, 2, attempt=2))
 
 
-@pytest.mark.parametrize("is_blocked", [True, False])
-def test_unsent_outcomes_are_added_up(is_blocked):
+def test_unsent_outcomes_are_added_up():
     """5.4: beyond the bound the relay keeps sums by key, model and worker, and drops none."""
     pair = Pair(outcomes_max=10)
     asks = [ask(number) for number in range(1, 41)]
     pair.run(*asks, *(step(one.number) for one in asks))
-    if is_blocked:
-        pair.relay.is_blocked = True
-    else:
-        pair.relay.lose_owner(S)
+    pair.relay.lose_owner(S)
     for one in asks:
         assert pair.relay.sends(ended(one.number, pair.relay.next_seq), 0) == []
     assert len(pair.relay.unsettled) <= 10
-    if is_blocked:
-        pair.carried(pair.relay.unblock())
-    else:
-        pair.meet()
+    pair.meet()
     assert pair.owner.requests == {}
     sums = [row for one in pair.relay.unsettled if isinstance(one, Note) for row in one.content["rows"]]
     single = [one for one in pair.relay.unsettled if isinstance(one, SentOutcome)]
@@ -401,7 +384,7 @@ def test_outcomes_that_were_sent_are_not_added_up():
     for number in range(1, 6):
         pair.run(ask(number), step(number), ended(number, number))
     pair.relay.lose_owner(S)
-    pair.relay.ask(ask(9), 9, 0)
+    pair.relay.ask(ask(9), 0)
     assert [one.seq for one in pair.relay.unsettled] == [1, 2, 3, 4, 5]
 
 
@@ -455,7 +438,7 @@ def test_an_owner_whose_disk_fails_for_long_costs_a_relay_no_memory():
     """Beyond a bound the relay forgets the oldest outcomes that were sent, and settling goes on with the others."""
     pair = Pair(outcomes_max=3)
     for number in range(1, 9):
-        pair.carried(pair.relay.ask(ask(number), number, pair.now))
+        pair.carried(pair.relay.ask(ask(number), pair.now))
         frame = step(number)
         pair.owner.sends(frame)
         pair.relay.receives(frame, pair.now)

@@ -218,7 +218,7 @@ class World:
     def client_asks(self, name):
         self.number += 1
         asked = SentAsk(self.number, self.now, f"id{self.number}", "m", b"/v1/completions")
-        self.up[name].extend(map(encode, self.relays[name].ask(asked, self.number, self.now)))
+        self.up[name].extend(map(encode, self.relays[name].ask(asked, self.now)))
 
     def attempt_ends(self, kinds=KINDS):
         if not self.trying:

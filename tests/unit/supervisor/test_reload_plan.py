@@ -558,3 +558,14 @@ def test_prices_are_named_in_the_plan():
         ("later", "usage.enabled"), ("update", "usage.keep_days"),
         ("remove", "price of a"), ("update", "price of b"), ("add", "price of c"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "action"), [(2, 4, "update"), (4, '"cores"', "update"), (0, 2, "later"), (2, 0, "later")]
+)
+def test_a_reload_changes_the_number_of_relays_but_not_whether_there_are_any(old, new, action):
+    """The plan names the way that interrupts nobody."""
+    before, after = (f"[server_settings]\nrelays = {number}\n" for number in (old, new))
+    [step] = steps_of_settings(config(before), config(after))
+    assert (step.action, step.what) == (action, "server_settings.relays")
+    assert ("--takeover" in step.why) == (action == "later")
