@@ -141,7 +141,6 @@ class ManagedWorker:
             self.life.forgive()
             self.life.unload()
         else:
-            self._context.managed.drain(self.record, returns=True)
             self.life.want_new_run()
 
     def begin_removal(self, drain_s: float) -> None:

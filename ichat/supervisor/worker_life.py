@@ -111,10 +111,11 @@ class WorkerLife:
         elif earlier and not kind:
             managed.restart(record)
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
-        if is_drained is None or is_drained == record.is_drained:
+        returns = life.does_return(wanted, actual)
+        if is_drained is None or (is_drained, returns) == (record.is_drained, record.returns):
             table.changed()
         elif is_drained:
-            managed.drain(record)
+            managed.drain(record, returns=returns)
         else:
             managed.resume(record)
 
