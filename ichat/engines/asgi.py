@@ -94,6 +94,8 @@ class Call:
         """Changes each piece of the body, if it is a stream that is changed."""
         self._last_event = b""
         """The event that ends a stream, until it goes together with the end of the body; see `_send`."""
+        self._has_told_error = False
+        """Whether the engine has sent an error event. Its later events are dropped: they end whole streams, too."""
         self.complete = False
         """Whether the whole response has been written or buffered."""
         self._body_taken = False
@@ -240,8 +242,12 @@ class Call:
                     return
             if self._edit is not None:
                 body = self._edit(bytes(body))
-            if framing.is_stream and body[:14] in ERROR_BEGINNINGS and not framing.has_length:
-                body = error_event(self.request.path, body)
+            if self._has_told_error:
+                body = b""
+            elif framing.is_stream and body[:14] in ERROR_BEGINNINGS and not framing.has_length:
+                error = error_event(self.request.path, body)
+                self._has_told_error = error is not None
+                body = error or body
             if more and self.usage and body[-len(DONE) :] == DONE:
                 self._last_event = body  # clients disconnect at it, and the usage must precede that
                 return

@@ -68,22 +68,22 @@ def openai_error(status: int, body: bytes) -> tuple[int, bytes]:
     return status, json.dumps({"error": read_error(status, body)}).encode()
 
 
-def error_event(path: bytes, event: bytes) -> bytes:
-    """Return an engine's error event in the form of the route `path`.
+def error_event(path: bytes, piece: bytes) -> bytes | None:
+    """Return the engine's error event at the beginning of a stream's piece, in the form of the route `path`.
 
-    `event` begins like one of `ERROR_BEGINNINGS`; anything else that begins so is returned unchanged.
+    `piece` begins like one of `ERROR_BEGINNINGS`. Returns None if it begins with something else all the same.
     """
-    first, _, rest = bytes(event).partition(b"\n\n")
+    first = bytes(piece).partition(b"\n\n")[0]
     data = first[first.find(b"data: ") + len(b"data: ") :]
     error = object_in(data).get("error")
     if not isinstance(error, dict):
-        return event
+        return None
     error = cast("dict[str, object]", error)
     given = str(error.get("code"))
     status = int(given) if given.isdigit() else ANTHROPIC_STATUSES.get(str(error.get("type")), 500)
     status = 400 if status == 422 else status if 400 <= status < 600 else 500
     read = read_error(status, data)
-    return error_shapes.error_event(status, read, path) + rest
+    return error_shapes.error_event(status, read, path)
 
 
 def anthropic_error(status: int, body: bytes) -> tuple[int, bytes]:

@@ -50,13 +50,13 @@ class ManagedRecords:
 
     def drain(self, worker: WorkerRecord, *, returns: bool = False) -> None:
         """Send a managed worker no more requests: it is about to be stopped, and started anew if it `returns`."""
-        worker.is_drained, worker.returns = True, worker.returns or returns
+        worker.is_drained, worker.returns = True, returns
         self._table.refresh(worker)
         self._table.changed()
 
     def resume(self, worker: WorkerRecord) -> None:
         """Send a managed worker requests again: it is not stopped after all."""
-        worker.is_drained = False
+        worker.is_drained, worker.returns = False, False
         self._table.refresh(worker)
         self._table.changed()
 

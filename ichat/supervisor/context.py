@@ -19,10 +19,9 @@ from ichat.observability.logs.store import LogStore
 from ichat.preflight.obstacles import obstacles_of
 from ichat.protocol.load_story import STARTING
 from ichat.security.keys import proof_of
-from ichat.supervisor.host import Host, HostProcess
 from ichat.supervisor.last_words import LINES_MAX
 from ichat.supervisor.launch import python_of, token_of
-from ichat.supervisor.orphans import AdoptedProcess
+from ichat.supervisor.launcher import FoundProcess, LaunchedProcess, Launcher, Order
 from ichat.supervisor.run_progress import RunProgress, RunResult, end_of
 
 
@@ -35,8 +34,8 @@ class SupervisorContext:
     table: WorkerTable
     directory: ModelDirectory
     managed: ManagedRecords
-    host: Host
-    """Where the workers run."""
+    launcher: Launcher
+    """Starts the workers."""
     remember: Callable[[], None]
     """Called when there is something new that the next gateway should know."""
     hurry: trio.Event = attrs.field(factory=trio.Event)
@@ -59,7 +58,7 @@ class SupervisorContext:
     @property
     def log_store(self) -> LogStore:
         """The output of the workers."""
-        return self.host.logs
+        return self.launcher.logs
 
     def shown_settings(self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool) -> Mapping[str, object]:
         """Return the settings of a worker that operators see."""
@@ -84,20 +83,20 @@ class SupervisorContext:
 
         `is_later` leaves out resources that another worker may have now and will give back.
         """
-        facts = await self.host.facts(self.config, spec, limiter)
+        facts = await self.launcher.facts(self.config, spec, limiter)
         python = python_of(self.config, spec)
         return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]
 
-    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> HostProcess:
+    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> LaunchedProcess:
         """Start a worker's first process. Raises OSError or ValueError if that cannot be."""
         self.managed.enter_load(worker, STARTING)
         self.managed.set_piped(worker, is_piped=True)
-        return await self.host.spawn(self.config, worker.id, spec)
+        return await self.launcher.start(Order(worker.id, spec, self.config))
 
-    def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
+    def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, found: FoundProcess) -> LaunchedProcess:
         """Go on with a process that an earlier gateway has started."""
         self.managed.set_piped(worker, is_piped=self.log_store.is_piped(worker.id))
-        return self.host.adopt(worker.id, spec, adopted)
+        return found.adopt(spec)
 
     async def change_engine(self, worker: WorkerRecord, to: Literal["asleep", "ready"]) -> None:
         """Have a worker's engine free its memory, or allocate it again. Raises one of `client.FAILURES`."""
@@ -116,7 +115,7 @@ class SupervisorContext:
         told = worker.heartbeat.failure if worker.heartbeat else ""
         return end_of(code, why, progress, lines, told=told, lines_max=self.config.logs.last_lines_max)
 
-    async def wait_for_failure(self, worker: WorkerRecord, process: HostProcess, progress: RunProgress) -> str:
+    async def wait_for_failure(self, worker: WorkerRecord, process: LaunchedProcess, progress: RunProgress) -> str:
         """Wait until a worker has been loading or stuck for too long, and return which."""
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts

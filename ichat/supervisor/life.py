@@ -167,6 +167,11 @@ def is_drained(wanted: Wanted, actual: Actual, *, on_demand: bool) -> bool | Non
     return must_end(wanted, actual) or is_for_sleep or is_cleared or not wanted.takes_requests
 
 
+def does_return(wanted: Wanted, actual: Actual) -> bool:
+    """Return whether a worker is started anew after the end of its process, which must end."""
+    return wanted.state == "loaded" and isinstance(actual, Alive) and must_end(wanted, actual)
+
+
 # Events.
 
 

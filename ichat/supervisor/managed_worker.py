@@ -14,8 +14,8 @@ from ichat.listeners import wait_any
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, without_gpus
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.launcher import FoundProcess
 from ichat.supervisor.life import Actual, NoProcess, Starting, Wanted
-from ichat.supervisor.orphans import AdoptedProcess
 from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.state import SavedManagedWorker
 from ichat.supervisor.swaps import Phase
@@ -36,12 +36,12 @@ class ManagedWorker:
         workers: "Mapping[str, ManagedWorker]",
         *,
         is_launched: bool,
-        adopted: AdoptedProcess | None = None,
+        found: FoundProcess | None = None,
         states: tuple[Wanted, Actual] | None = None,
     ) -> None:
         """`workers` are all managed workers in the order of their starts, with this worker as soon as it runs.
 
-        `is_launched` says that it was launched over the API; `adopted` is a process of it that runs already.
+        `is_launched` says that it was launched over the API; `found` is a process of it that runs already.
         `states` are its wanted and its actual state in another process of this gateway.
         """
         self.id = worker_id
@@ -49,15 +49,15 @@ class ManagedWorker:
         self.is_launched = is_launched
         self._context = context
         self._workers = workers
-        self._adopted = adopted
+        self._found = found
         self._finished = trio.Event()
         self.record: WorkerRecord = context.managed.expect(
-            worker_id, [spec.model_name], context.host.socket_of(worker_id)
+            worker_id, [spec.model_name], context.launcher.socket_of(worker_id)
         )
-        is_cold = adopted is None and self.is_on_demand and states is None
+        is_cold = found is None and self.is_on_demand and states is None
         if states is None:
             wanted = Wanted("cold" if is_cold else "loaded")
-            states = wanted, NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
+            states = wanted, NoProcess(kind="cold" if is_cold else "new") if found is None else Starting(0)
         self.life = WorkerLife(context.table, context.managed, self.record, *states)
         """Its wanted and its actual state. Operators, the loader and reloads change the wanted state."""
         self._describe()
@@ -141,7 +141,6 @@ class ManagedWorker:
             self.life.forgive()
             self.life.unload()
         else:
-            self._context.managed.drain(self.record, returns=True)
             self.life.want_new_run()
 
     def begin_removal(self, drain_s: float) -> None:
@@ -164,7 +163,7 @@ class ManagedWorker:
     async def run(self) -> None:
         """Start it, and again after each end, until nothing is left of it after its removal, or this is cancelled."""
         try:
-            if self._adopted is not None:
+            if self._found is not None:
                 await self._run_guarded()
             while (action := self.life.next_action()).kind != "leave":
                 if not self._context.gate.is_open:
@@ -197,9 +196,9 @@ class ManagedWorker:
     async def _run_once(self) -> RunResult:
         """Start it and wait for its end."""
         context = self._context
-        if self._adopted is not None:
-            adopted, self._adopted = self._adopted, None
-            process = context.adopt(self.record, self.spec, adopted)
+        if self._found is not None:
+            found, self._found = self._found, None
+            process = context.adopt(self.record, self.spec, found)
             return await WorkerRun(process, self.record, self.life, context).supervise()
         problems: Sequence[str] = ()
 

@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
-import psutil
 import trio
 
 from ichat import errors
@@ -24,16 +23,15 @@ from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import digest_of
 from ichat.security.redact import shown
-from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.host import LocalHost
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
+from ichat.supervisor.launcher import FoundProcess, Launcher
 from ichat.supervisor.life import Actual, Alive, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
+from ichat.supervisor.local_launcher import LocalLauncher
 from ichat.supervisor.managed_worker import ManagedWorker, holders_before
 from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
-from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
 from ichat.supervisor.state import (
     HandedWorkers,
@@ -43,8 +41,6 @@ from ichat.supervisor.state import (
 
 log = logging.getLogger(__name__)
 
-FIND_S = 10.0
-"""The limit on the search for processes of an earlier gateway."""
 TRIALS_MAX = 2
 """How many launches on trial are examined at once; a thread and an interpreter may need half a minute for each."""
 
@@ -54,9 +50,12 @@ class Supervisor:
 
     def __init__(
         self, config: Config, fleet: Fleet, balancer: Balancer, log_store: LogStore, state: StateDirectory,
-        *, remember_s: float = REMEMBER_S, kept: KeptDescriptors | None = None,
+        *, remember_s: float = REMEMBER_S, kept: KeptDescriptors | None = None, launcher: Launcher | None = None,
     ) -> None:  # fmt: skip
-        """`kept` has the descriptors of workers that outlive this process; None: all end with it."""
+        """`kept` has the descriptors of workers that outlive this process; None: all end with it.
+
+        Workers are started by `launcher`, or else on this machine.
+        """
         self._state = state
         self._registry = fleet.registry
         self._table = fleet.table
@@ -69,10 +68,10 @@ class Supervisor:
         """The new worker that will replace a worker once it is ready, by the id of the worker that still serves."""
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
-        host = LocalHost(state, log_store, self.gpus, kept=kept)
+        launcher = launcher or LocalLauncher(state, log_store, self.gpus, kept=kept)
         self._memory = memory = WorkerMemory(state, fleet, self._workers, self._token, remember_s=remember_s)
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, host, memory.save_soon, gate=memory.gate
+            config, fleet.table, fleet.directory, fleet.managed, launcher, memory.save_soon, gate=memory.gate
         )
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
@@ -109,9 +108,6 @@ class Supervisor:
         if self._handed is not None:
             known = attrs.evolve(known, started=[*self._handed.started], heard=[])
         self._load_times.restore(known.load_seconds, known.load_phases)
-        living = {(one.worker_id, one.stamp) for one in known.started if _lives(one)}
-        await self._end_unknown({worker_id for worker_id, _ in living})
-        await self._context.host.restore(living)
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 heartbeat = parse_heartbeat(heard.heartbeat)
@@ -120,9 +116,10 @@ class Supervisor:
                 self._registry.restore(heartbeat, age_s, can_return=can_return, sender=sender)
                 self._context.log_store.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
             await trio.lowlevel.checkpoint()
+        found = await self._context.launcher.find(known.started)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            self._take_over(known.started)
+            self._take_over(known.started, found)
             if self._handed is not None:
                 self._handed.restore()
             self.apply(self._context.config, self.changes(self._context.config))
@@ -168,7 +165,7 @@ class Supervisor:
 
     async def read_on(self) -> None:
         """Read the outputs of all workers again."""
-        await self._context.host.restore({(one.id, one.saved().stamp) for one in self._workers.values()})
+        await self._context.launcher.read_on({(one.id, one.saved().stamp) for one in self._workers.values()})
 
     def thaw(self) -> None:
         """Go on."""
@@ -179,18 +176,7 @@ class Supervisor:
         self._context.is_handed_over = True
         self.stop()
 
-    async def _end_unknown(self, known: Collection[str]) -> None:
-        """Kill processes that an earlier gateway with this state directory has left of workers other than these."""
-        beginning = self._state.mark_of("")
-        found: list[tuple[psutil.Process, str]] = []
-        with trio.move_on_after(FIND_S):
-            found = await trio.to_thread.run_sync(marked_by, beginning, abandon_on_cancel=True)
-        for process, mark in found:
-            if mark.removeprefix(beginning) not in known:
-                log.warning("process %d is left of worker %s: it is killed", process.pid, mark.removeprefix(beginning))
-                processes.kill([process])
-
-    def _take_over(self, started: Sequence[SavedManagedWorker]) -> None:
+    def _take_over(self, started: Sequence[SavedManagedWorker], found: Mapping[str, FoundProcess]) -> None:
         """Adopt the workers that an earlier gateway has left; those that have seen its end and obey it are restarted.
 
         A worker that was launched over the API and does not run is started again.
@@ -201,8 +187,9 @@ class Supervisor:
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
-            adopted, states = _adopt(one), None if self._handed is None else self._handed.states.get(one.worker_id)
-            if adopted is None:
+            process = found.get(one.worker_id)
+            states = None if self._handed is None else self._handed.states.get(one.worker_id)
+            if process is None:
                 if spec is not None and states is not None:
                     self._start(one.worker_id, spec, is_launched=one.is_launched, states=_without_process(states))
                 elif spec is not None and one.is_launched:
@@ -210,11 +197,11 @@ class Supervisor:
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
             worker = self._start(
-                one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted, states=states
+                one.worker_id, spec or placeholder, is_launched=one.is_launched, found=process, states=states
             )
             if spec is None:
                 self._remove_soon(worker, 0.0)
-            elif spec.on_gateway_exit == "keep" or self._context.host.may_stay((one.worker_id, one.stamp)):
+            elif spec.on_gateway_exit == "keep" or process.may_stay:
                 log.info("worker %s (process %d) has outlived its gateway: adopted", one.worker_id, one.pid)
             else:
                 log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)
@@ -226,11 +213,11 @@ class Supervisor:
         spec: ManagedWorkerConfig,
         *,
         is_launched: bool,
-        adopted: AdoptedProcess | None = None,
+        found: FoundProcess | None = None,
         states: tuple[Wanted, Actual] | None = None,
     ) -> ManagedWorker:
         worker = self._workers[worker_id] = ManagedWorker(
-            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted, states=states
+            worker_id, spec, self._context, self._workers, is_launched=is_launched, found=found, states=states
         )
         self._memory.save_soon()
         self.loader.review()
@@ -351,22 +338,9 @@ class Supervisor:
             del self._replaced[old.id]
 
 
-def _lives(one: SavedManagedWorker) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(one.stamp) and process_identity(one.pid) == one.stamp
-    return False
-
-
 def _without_process(states: tuple[Wanted, Actual]) -> tuple[Wanted, NoProcess]:
     """Return the states of a worker without its process, if it had any."""
     wanted, actual = states
     if isinstance(actual, NoProcess):
         return wanted, actual
     return wanted, NoProcess(actual.run, "cold" if wanted.state == "cold" else "new", actual.failures)
-
-
-def _adopt(one: SavedManagedWorker) -> AdoptedProcess | None:
-    """Hold on to the process that a worker had, if it lives."""
-    with contextlib.suppress(OSError):
-        return AdoptedProcess(one.pid) if _lives(one) else None
-    return None

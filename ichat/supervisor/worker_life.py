@@ -14,7 +14,7 @@ from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
 from ichat.supervisor import life
-from ichat.supervisor.host import HostProcess
+from ichat.supervisor.launcher import LaunchedProcess
 from ichat.supervisor.life import Actual, Alive, LifeAction, NoProcess, Wanted
 from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.swaps import Phase
@@ -33,7 +33,7 @@ class WorkerLife:
         self._record = record
         self.wanted = wanted
         self.actual = actual
-        self.process: HostProcess | None = None
+        self.process: LaunchedProcess | None = None
         """The process of the newest start, until nothing is left of it."""
         self.failed_change: Literal["", "asleep", "ready"] = ""
         """The change of the engine that has failed at this start."""
@@ -111,10 +111,11 @@ class WorkerLife:
         elif earlier and not kind:
             managed.restart(record)
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
-        if is_drained is None or is_drained == record.is_drained:
+        returns = life.does_return(wanted, actual)
+        if is_drained is None or (is_drained, returns) == (record.is_drained, record.returns):
             table.changed()
         elif is_drained:
-            managed.drain(record)
+            managed.drain(record, returns=returns)
         else:
             managed.resume(record)
 
@@ -148,7 +149,7 @@ class WorkerLife:
         """Note the change of the engine that has failed in another process of this gateway."""
         self.failed_change = "asleep" if to == "asleep" else "ready" if to == "ready" else ""
 
-    def hold(self, process: HostProcess | None) -> None:
+    def hold(self, process: LaunchedProcess | None) -> None:
         """Note the process of the newest start; None: nothing is left of it."""
         self.process = process
 

@@ -13,13 +13,14 @@ import attrs
 import psutil
 import trio
 
-from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.listeners import wait_any
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.launch import command_of, environment_of, token_of
+from ichat.supervisor.launcher import Order
 from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
 from ichat.supervisor.state import StateDirectory
 
@@ -75,9 +76,7 @@ class WorkerProcess:
     @classmethod
     async def spawn(
         cls,
-        worker_id: str,
-        spec: ManagedWorkerConfig,
-        config: Config,
+        order: Order,
         state: StateDirectory,
         *,
         output: int,
@@ -85,6 +84,7 @@ class WorkerProcess:
         times: SweepTimes,
     ) -> "WorkerProcess":
         """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be."""
+        worker_id, spec, config = order.worker_id, order.spec, order.config
         socket, control = state.socket_of(worker_id), state.control_socket
         command = command_of(config, spec, worker_id, socket, control, has_gpus=has_nvidia())
         log.info("starting worker %s: %s", worker_id, shown(command))
@@ -125,6 +125,10 @@ class WorkerProcess:
         """Whether it has ended."""
         process = self._process
         return process.has_ended() if isinstance(process, AdoptedProcess) else process.returncode is not None
+
+    async def lower_priority(self) -> None:
+        """Have the gateway go first where both want the same processor."""
+        await processes.lower_session_priority(self.pid)
 
     async def wait(self) -> None:
         """Wait until it has ended."""

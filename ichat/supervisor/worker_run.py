@@ -12,10 +12,9 @@ from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.listeners import wait_any
-from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.failure_causes import describe_exit
-from ichat.supervisor.host import HostProcess
+from ichat.supervisor.launcher import LaunchedProcess
 from ichat.supervisor.life import Alive, Changing, Clearing, Serving, Sleeping
 from ichat.supervisor.run_progress import RunProgress, RunResult
 from ichat.supervisor.worker_life import WorkerLife
@@ -27,7 +26,7 @@ class WorkerRun:
     """A process of a worker, from its start to its end."""
 
     def __init__(
-        self, process: HostProcess, worker: WorkerRecord, life: WorkerLife, context: SupervisorContext
+        self, process: LaunchedProcess, worker: WorkerRecord, life: WorkerLife, context: SupervisorContext
     ) -> None:
         self._process = process
         self._worker = worker
@@ -47,7 +46,7 @@ class WorkerRun:
         context.remember()
         why, is_watched, up_s, progress = "", True, -1.0, RunProgress(trio.current_time())
         try:
-            await processes.lower_session_priority(process.pid)
+            await process.lower_priority()
             why = await self._wait_for_end(progress)
             is_watched, up_s = False, progress.up_s(trio.current_time())
             progress.end()

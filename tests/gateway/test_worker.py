@@ -300,6 +300,18 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connec
         await rig.host.ended.wait()
 
 
+async def test_a_stream_whose_engine_tells_its_death_itself_does_not_look_whole(make_worker, connect):
+    """Engines let their usual end follow the error: the client gets the error as the last event, and no [DONE]."""
+    rig, port = await make_worker(times=EngineTimes(fail_s=3600))
+    client = await connect(port)
+    status, _, body = await client.ask(target=b"/die", stream=True, tells=True)
+    first, last, rest = body.split(b"\n\n")
+    assert (status, first, rest) == (200, b'data: {"n": 0}', b"")
+    assert code_of(last.removeprefix(b"data: ")) == "internal_error"
+    with trio.fail_after(LIMIT_S):
+        await rig.host.ended.wait()
+
+
 async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, connect):
     """It does not notice itself: after a while the worker does, and says what it was doing."""
     times = EngineTimes(watch_s=0.05, unnoticed_s=0.2)

@@ -20,7 +20,6 @@ from ichat.preflight.facts import Facts
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.supervisor import processes
 from ichat.supervisor import supervisor as supervisor_module
 from ichat.supervisor.reload_plan import text_of
 from ichat.supervisor.state import SavedState
@@ -145,6 +144,9 @@ class Hold:
     def has_ended(self):
         return self._process.returncode is not None
 
+    async def lower_priority(self):
+        await trio.lowlevel.checkpoint()
+
     async def wait(self):
         await self._process.ended.wait()
 
@@ -168,38 +170,51 @@ class Hold:
         pass
 
 
-class Host:
-    """Where a gateway's processes run."""
+class Found:
+    """A process of an earlier gateway, for the next gateway."""
+
+    may_stay = False
+
+    def __init__(self, launcher, process):
+        self._launcher, self._process = launcher, process
+
+    def adopt(self, spec):
+        self._launcher.logs.resume(self._process.worker_id)
+        return Hold(self._launcher.gateway, self._process, spec, is_adopted=True)
+
+
+class FakeLauncher:
+    """Starts a gateway's processes, which are objects."""
 
     def __init__(self, gateway):
-        self.logs, self._gateway = Output(), gateway
+        self.logs, self.gateway = gateway.logs, gateway
 
     def socket_of(self, worker_id):
         return f"/sockets/{worker_id}"
 
     async def facts(self, config, spec, limiter):
-        await self._gateway.world.pause()
-        self._gateway.world.fail_by_a_bug()
+        await self.gateway.world.pause()
+        self.gateway.world.fail_by_a_bug()
         return Facts()
 
-    async def spawn(self, config, worker_id, spec):
-        world = self._gateway.world
+    async def start(self, order):
+        world = self.gateway.world
         await world.pause()
         if world.chance.random() < world.failing:
             raise OSError("there are too many processes")
-        assert not [one for one in world.alive.values() if one.worker_id == worker_id], "two processes of one worker"
-        self.logs.begin(worker_id)
-        return Hold(self._gateway, Process(world, worker_id, spec), spec, is_adopted=False)
+        assert not [one for one in world.alive.values() if one.worker_id == order.worker_id], (
+            "two processes of one worker"
+        )
+        self.logs.begin(order.worker_id)
+        process = Process(world, order.worker_id, order.spec)
+        return Hold(self.gateway, process, order.spec, is_adopted=False)
 
-    async def restore(self, living):
-        pass
-
-    def may_stay(self, start):
-        return False
-
-    def adopt(self, worker_id, spec, process):
-        self.logs.resume(worker_id)
-        return Hold(self._gateway, process, spec, is_adopted=True)
+    async def find(self, started):
+        alive, pids = self.gateway.world.alive, [one.pid for one in started]
+        await self.gateway.world.pause()
+        for process in [one for one in alive.values() if one.pid not in pids]:
+            process.end(-9)
+        return {alive[pid].worker_id: Found(self, alive[pid]) for pid in pids if pid in alive}
 
 
 class State:
@@ -233,9 +248,10 @@ class Gateway:
         self.fleet = Fleet({}, trio.current_time, 8)
         self.balancer = Balancer(self.fleet.directory.availability, trio.current_time, Routing())
         self.fleet.table.changed.add(self.balancer.dispatch_waiting)
-        self.host = Host(self)
-        self.supervisor = Supervisor(world.config, self.fleet, self.balancer, self.host.logs, State(self))
-        self.supervisor._context.host = self.host
+        self.logs = Output()
+        self.supervisor = Supervisor(
+            world.config, self.fleet, self.balancer, self.logs, State(self), launcher=FakeLauncher(self)
+        )
         self.scope, self.ended = trio.CancelScope(), trio.Event()
 
     async def run(self, *, task_status):
@@ -473,10 +489,10 @@ class World:
         tasks = collections.Counter(task.name.rpartition(".")[2] for task in supervisor._nursery.child_tasks)
         if tasks["run"] != len(workers) or tasks["_replace"] or tasks["remove"] or supervisor._replaced:
             return f"the tasks are {tasks}, the replaced workers {supervisor._replaced}"
-        return "" if self.gateway.host.logs.known == {one.id for one in workers} else "the logs are of other workers"
+        return "" if self.gateway.logs.known == {one.id for one in workers} else "the logs are of other workers"
 
     def patch(self, monkeypatch):
-        """Have the supervisor find these processes; its threads are calls at once, after which others may go first."""
+        """Have the supervisor ask these processes; its threads are calls at once, after which others may go first."""
 
         async def run_sync(function, *arguments, **_):
             await self.pause()
@@ -491,18 +507,8 @@ class World:
                 if process.thawed.is_set():
                     process.beat(process.state)
 
-        async def lower_session_priority(pid):
-            await trio.lowlevel.checkpoint()
-
         monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
-        monkeypatch.setattr(processes, "lower_session_priority", lower_session_priority)
-        for name, replacement in (
-            ("request_heartbeats", request_heartbeats),
-            ("marked_by", lambda mark: [(one, f"{mark}{one.worker_id}") for one in self.alive.values()]),
-            ("process_identity", lambda pid: str(pid) if pid in self.alive else ""),
-            ("AdoptedProcess", self.alive.__getitem__),
-        ):
-            monkeypatch.setattr(supervisor_module, name, replacement)
+        monkeypatch.setattr(supervisor_module, "request_heartbeats", request_heartbeats)
 
 
 def spec_of(model, version=0, **more):

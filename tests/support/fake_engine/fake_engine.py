@@ -212,7 +212,12 @@ class Fake:
             if body.get("stream"):
                 await self.begin(send, {"n": 0})
             self.dead = "killed by a test"
-            await asyncio.sleep(3600)
+            if not body.get("tells"):
+                await asyncio.sleep(3600)
+            for event in ({"error": {"message": "It is dead.", "code": 500}}, {"choices": [], "usage": {}}, "[DONE]"):
+                data = event if isinstance(event, str) else json.dumps(event)
+                await send({"type": "http.response.body", "body": b"data: %b\n\n" % data.encode(), "more_body": True})
+            await send({"type": "http.response.body"})
         elif path == "/block":
             print("blocking", flush=True)
             self.go_on.wait(3600)

@@ -382,11 +382,12 @@ MESSAGES_ERROR = {"type": "error", "error": {"type": "internal_error", "message"
     ],
 )  # fmt: skip
 def test_an_error_in_a_stream_gets_type_and_code(path, event, kind, code):
-    """The engine's words, and type and code of the table, in the form of the route; what follows stays."""
+    """The engine's words, and type and code of the table, in the form of the route; what follows is left out."""
     assert event[:14] in ERROR_BEGINNINGS
     told = error_event(path, event + b"data: [DONE]\n\n")
     assert told.startswith(b"event: error\n") == (path == b"/v1/messages")
-    assert told.endswith(b"\n\ndata: [DONE]\n\n")
+    assert told.endswith(b"}\n\n")
+    assert told.count(b"data: ") == 1
     answer = json.loads(told.partition(b"data: ")[2].partition(b"\n\n")[0])
     assert answer["error"] == {"message": "It failed.", "type": kind, "param": None, "code": code}
     assert answer.get("type") == ("error" if path == b"/v1/messages" else None)
@@ -404,9 +405,11 @@ def test_an_error_in_a_stream_gets_type_and_code(path, event, kind, code):
     ],
 )
 def test_an_event_that_only_begins_like_an_error_is_unchanged(event):
-    """It is the engine's, and nobody can say what it means."""
+    """It is the engine's, and nobody can say what it means; what follows it stays, too."""
     assert event[:14] in ERROR_BEGINNINGS
-    assert error_event(CHAT, event) == event
+    assert error_event(CHAT, event) is None
+    seen = answered(app_of(200, event, b"data: 1\n\n", headers=[(b"content-type", b"text/event-stream")]))
+    assert seen.body == b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (event, b"data: 1\n\n")) + b"0\r\n\r\n"
 
 
 def test_errors_are_rewritten_and_streams_are_not():
@@ -899,14 +902,23 @@ def test_a_stream_goes_out_piece_by_piece():
     assert seen.body == b"9\r\ndata: 1\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-@pytest.mark.parametrize(("kind", "code"), [(b"text/event-stream", "internal_error"), (b"text/plain", 500)])
-def test_an_error_in_an_event_stream_is_rewritten(kind, code):
-    """The events before and behind it, and bodies that are no streams of events, are what they were."""
-    pieces = (b"data: 1\n\n", event_of(vllm("It failed.", code=500)), b"data: [DONE]\n\n")
-    seen = answered(app_of(200, *pieces, headers=[(b"content-type", kind)]))
-    [first, second, third, last] = [seen.body.split(b"\r\n")[index] for index in (1, 3, 5, 6)]
-    assert (first, third, last) == (pieces[0], pieces[2], b"0")
-    assert json.loads(second.removeprefix(b"data: "))["error"]["code"] == code
+PIECES = (b"data: 1\n\n", event_of(vllm("It failed.", code=500)), b"data: {}\n\n", b"data: [DONE]\n\n")
+
+
+def test_an_error_in_an_event_stream_is_rewritten_and_is_its_last_event():
+    """What stands before it stays; what engines send behind it would make the stream look whole."""
+    seen = answered(app_of(200, *PIECES, headers=[(b"content-type", b"text/event-stream")]))
+    [_, first, _, error, *rest] = seen.body.split(b"\r\n")
+    assert (first, rest) == (PIECES[0], [b"0", b"", b""])
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "internal_error"
+    assert seen.call.complete
+    assert seen.call.keep_alive
+
+
+def test_an_error_event_in_a_text_is_unchanged():
+    """Bodies that are no streams of events are what they were."""
+    seen = answered(app_of(200, *PIECES, headers=[(b"content-type", b"text/plain")]))
+    assert seen.body.split(b"\r\n")[1::2] == [*PIECES, b""]
 
 
 def test_an_answer_that_is_too_large_to_be_rewritten():

@@ -478,8 +478,7 @@ def test_a_drain_before_a_restart_is_waited_for(returns, expected):
     site = Site(restart_wait_s=60)
     worker = site.add(on_demand=False)
     site.tell()
-    worker.returns = returns
-    site.fleet.managed.drain(worker)
+    site.fleet.managed.drain(worker, returns=returns)
     assert isinstance(site.found(), expected)
     assert describe(site.fleet.table, worker)["coming"] == returns
 

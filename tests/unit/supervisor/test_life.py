@@ -427,3 +427,16 @@ async def test_a_workers_record_shows_each_step_of_its_life(on_demand, autojump_
             chance.choice([worker.load, worker.unload, worker.forgive, lambda: None, lambda: None])()
             assert record.absence == {"cold": "cold", "failed": "down"}.get(life.absence_of(worker.actual), "")
             assert record.restarts <= starts
+
+
+async def test_a_worker_that_is_started_anew_says_so_until_it_is_removed():
+    """Requests wait for the next start of the former, and not for the latter."""
+    fleet = Fleet({}, trio.current_time, 8)
+    record = fleet.managed.expect("w", ["m"])
+    worker = WorkerLife(fleet.table, fleet.managed, record, LOADED, Starting(0))
+    worker.want(takes_requests=False)
+    assert (record.is_drained, record.returns) == (True, False)
+    worker.want_new_run()
+    assert (record.is_drained, record.returns) == (True, True)
+    worker.want("gone")
+    assert (record.is_drained, record.returns) == (True, False)

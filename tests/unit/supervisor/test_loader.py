@@ -19,10 +19,9 @@ from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.supervisor import loader as loader_module
-from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.host import LocalHost
 from ichat.supervisor.loader import Loader
+from ichat.supervisor.local_launcher import LocalLauncher
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.state import StateDirectory
 
@@ -91,6 +90,9 @@ class Process:
             self.returncode = code
             self.ended.set()
 
+    async def lower_priority(self):
+        await trio.lowlevel.checkpoint()
+
     async def wait(self):
         await self.ended.wait()
 
@@ -140,7 +142,7 @@ class Rig:
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
         parts = self.fleet.table, self.fleet.directory, self.fleet.managed
-        self.context = Context(config, *parts, LocalHost(state, LogStore(), GpuReader()), lambda: None)
+        self.context = Context(config, *parts, LocalLauncher(state, LogStore(), GpuReader()), lambda: None)
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
@@ -196,13 +198,8 @@ class Rig:
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    """Ask no real process for anything."""
-
-    async def nothing(pid):
-        await trio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(processes, "lower_session_priority", nothing)
+def in_virtual_time(autojump_clock):
+    """Let no test wait for real."""
 
 
 @pytest.fixture

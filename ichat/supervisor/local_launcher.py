@@ -1,10 +1,11 @@
-"""The place of managed workers: a machine that reports its resources, starts their processes and keeps their output."""
+"""Starts workers as processes of the gateway's own machine, and finds those that an earlier gateway has left."""
 
+import contextlib
 import logging
 import os
-from collections.abc import Container
-from typing import Protocol
+from collections.abc import Collection, Container, Mapping, Sequence
 
+import attrs
 import psutil
 import trio
 
@@ -14,89 +15,23 @@ from ichat.observability.logs.journal import JOURNAL
 from ichat.observability.logs.pipes import OUTPUT
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.facts import Facts, KnownPythons, collect_facts
+from ichat.supervisor import processes
 from ichat.supervisor.kept import LAUNCHER, KeptDescriptors, Start
 from ichat.supervisor.launch import devices_of, environment_of, python_of
-from ichat.supervisor.orphans import AdoptedProcess
-from ichat.supervisor.state import StateDirectory
+from ichat.supervisor.launcher import Order
+from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
+from ichat.supervisor.state import SavedManagedWorker, StateDirectory
 from ichat.supervisor.worker_process import SweepTimes, WorkerProcess
 
 log = logging.getLogger(__name__)
 
 
-class HostProcess(Protocol):
-    """The first process of a start of a worker, on any host."""
-
-    spec: ManagedWorkerConfig
-    identity: str
-    is_adopted: bool
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, a signal's number if negative; None while it runs, or if it is not known."""
-        ...
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    async def wait(self) -> None:
-        """Wait until it has ended."""
-        ...
-
-    async def end(self, stop_s: float, hurry: trio.Event) -> None:
-        """Signal it to end, kill it after `stop_s` or once `hurry`, and sweep what stems from it."""
-        ...
-
-    async def sweep(self, family: list[psutil.Process]) -> list[psutil.Process]:
-        """Kill the remaining processes; return those that are still there after a while."""
-        ...
-
-    def close(self) -> None:
-        """Release the gateway's handles of it."""
-        ...
+FIND_S = 10.0
+"""The limit on the search for processes of an earlier gateway."""
 
 
-class Host(Protocol):
-    """A machine on which workers run."""
-
-    @property
-    def logs(self) -> LogStore:
-        """The output of its workers."""
-        ...
-
-    def socket_of(self, worker_id: str) -> str:
-        """Return the unix socket by which the gateway reaches a worker."""
-        ...
-
-    async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
-        """Return the machine's facts about a worker before its start. `limiter` bounds how many ask at once."""
-        ...
-
-    async def spawn(self, config: Config, worker_id: str, spec: ManagedWorkerConfig) -> HostProcess:
-        """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
-        ...
-
-    def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
-        """Go on with a process that an earlier gateway has started."""
-        ...
-
-    async def restore(self, living: Container[Start]) -> None:
-        """Read on the kept outputs of earlier starts; the outputs of starts that do not live are read to their end."""
-        ...
-
-    def may_stay(self, start: Start) -> bool:
-        """Return whether the process of a start has not seen that the gateway before was gone."""
-        ...
-
-
-class LocalHost:
-    """The gateway's own machine."""
+class LocalLauncher:
+    """Starts workers on the gateway's own machine."""
 
     def __init__(
         self,
@@ -116,7 +51,7 @@ class LocalHost:
         self._pythons = KnownPythons()
 
     def __repr__(self) -> str:
-        return f"<LocalHost {self._state.path}>"
+        return f"<LocalLauncher {self._state.path}>"
 
     def socket_of(self, worker_id: str) -> str:
         """Return the unix socket by which the gateway reaches a worker."""
@@ -130,13 +65,12 @@ class LocalHost:
             spec, python, environment, devices, self._pythons, limiter=limiter, reader=self._gpus
         )
 
-    async def spawn(self, config: Config, worker_id: str, spec: ManagedWorkerConfig) -> WorkerProcess:
+    async def start(self, order: Order) -> WorkerProcess:
         """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
+        worker_id = order.worker_id
         output, process = self.logs.begin(worker_id, is_kept=self._kept.is_shared), None
         try:
-            process = await WorkerProcess.spawn(
-                worker_id, spec, config, self._state, output=output, gpus=self._gpus, times=self._times
-            )
+            process = await WorkerProcess.spawn(order, self._state, output=output, gpus=self._gpus, times=self._times)
             self._keep(worker_id, process)
             return process
         finally:
@@ -156,6 +90,32 @@ class LocalHost:
             log.error("worker %s cannot outlive this process: %s", worker_id, error.strerror or error)
         process.held.callback(self._kept.drop, start)
 
+    async def find(self, started: Sequence[SavedManagedWorker]) -> Mapping[str, "FoundLocalProcess"]:
+        """Return the processes of these workers that still run, by the workers' ids. Processes of others are killed.
+
+        Their outputs are read on. There are no checkpoints between the last look at the processes and the return.
+        """
+        living = [one for one in started if _lives(one)]
+        await self._end_unknown({one.worker_id for one in living})
+        await self.read_on({(one.worker_id, one.stamp) for one in living})
+        found: dict[str, FoundLocalProcess] = {}
+        for one in filter(_lives, living):
+            with contextlib.suppress(OSError):
+                may_stay = LAUNCHER in self._kept.of((one.worker_id, one.stamp))
+                found[one.worker_id] = FoundLocalProcess(one.worker_id, AdoptedProcess(one.pid), may_stay, self)
+        return found
+
+    async def _end_unknown(self, known: Collection[str]) -> None:
+        """Kill processes that an earlier gateway with this state directory has left of workers other than these."""
+        beginning = self._state.mark_of("")
+        found: list[tuple[psutil.Process, str]] = []
+        with trio.move_on_after(FIND_S):
+            found = await trio.to_thread.run_sync(marked_by, beginning, abandon_on_cancel=True)
+        for process, mark in found:
+            if mark.removeprefix(beginning) not in known:
+                log.warning("process %d is left of worker %s: it is killed", process.pid, mark.removeprefix(beginning))
+                processes.kill([process])
+
     def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> WorkerProcess:
         """Go on with a process that an earlier gateway has started."""
         process = WorkerProcess(worker_id, spec, adopted, self._state, gpus=self._gpus, times=self._times)
@@ -164,18 +124,18 @@ class LocalHost:
             self.logs.resume(worker_id)
         return process
 
-    async def restore(self, living: Container[Start]) -> None:
+    async def read_on(self, living: Container[Start]) -> None:
         """Read on the kept outputs of earlier starts; the outputs of starts that do not live are read to their end."""
         ids = {start[0] for start in self._kept.starts if start in living}
         for start in self._kept.starts:
             is_living = start in living
             if is_living or start[0] not in ids:
-                await self._read_on(start)
+                await self._read_output(start)
             if not is_living:
                 await self.logs.end(start[0])
                 self._kept.drop(start)
 
-    async def _read_on(self, start: Start) -> None:
+    async def _read_output(self, start: Start) -> None:
         descriptors = self._kept.of(start)
         journal = descriptors.get(JOURNAL)
         if OUTPUT in descriptors:
@@ -185,6 +145,23 @@ class LocalHost:
             except (OSError, ValueError) as error:
                 log.error("the output of worker %s cannot be read on: %s", start[0], error)
 
-    def may_stay(self, start: Start) -> bool:
-        """Return whether the process of a start has not seen that the gateway before was gone."""
-        return LAUNCHER in self._kept.of(start)
+
+@attrs.frozen
+class FoundLocalProcess:
+    """A process on this machine that an earlier gateway has started, and that still runs."""
+
+    worker_id: str
+    process: AdoptedProcess
+    may_stay: bool
+    """Whether it has not seen that the gateway before was gone."""
+    _launcher: LocalLauncher
+
+    def adopt(self, spec: ManagedWorkerConfig) -> WorkerProcess:
+        """Go on with it; `spec` is the table that it was started with."""
+        return self._launcher.adopt(self.worker_id, spec, self.process)
+
+
+def _lives(one: SavedManagedWorker) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(one.stamp) and process_identity(one.pid) == one.stamp
+    return False

@@ -1,0 +1,115 @@
+"""What starts managed workers at some place, finds those of earlier gateways, and has their output.
+
+The supervisor knows a launcher by these protocols alone. `local_launcher.LocalLauncher` starts processes on this
+machine.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+import psutil
+import trio
+
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.observability.logs.store import LogStore
+from ichat.preflight.facts import Facts
+from ichat.supervisor.kept import Start
+from ichat.supervisor.state import SavedManagedWorker
+
+
+@attrs.frozen
+class Order:
+    """A start of a worker that a launcher is asked for, once."""
+
+    worker_id: str
+    spec: ManagedWorkerConfig
+    config: Config
+
+
+class LaunchedProcess(Protocol):
+    """The first process of a start of a worker."""
+
+    spec: ManagedWorkerConfig
+    identity: str
+    is_adopted: bool
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, a signal's number if negative; None while it runs, or if it is not known."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    async def lower_priority(self) -> None:
+        """Have the gateway go first where both want the same processor."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+    async def end(self, stop_s: float, hurry: trio.Event) -> None:
+        """Signal it to end, kill it after `stop_s` or once `hurry`, and sweep what stems from it."""
+        ...
+
+    async def sweep(self, family: list[psutil.Process]) -> list[psutil.Process]:
+        """Kill the remaining processes; return those that are still there after a while."""
+        ...
+
+    def close(self) -> None:
+        """Release the gateway's handles of it."""
+        ...
+
+
+class FoundProcess(Protocol):
+    """A process that an earlier gateway has started, and that still runs."""
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it has not seen that the gateway before was gone."""
+        ...
+
+    def adopt(self, spec: ManagedWorkerConfig) -> LaunchedProcess:
+        """Go on with it; `spec` is the table that it was started with."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers at a place."""
+
+    @property
+    def logs(self) -> LogStore:
+        """The output of its workers."""
+        ...
+
+    def socket_of(self, worker_id: str) -> str:
+        """Return the unix socket by which the gateway reaches a worker."""
+        ...
+
+    async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
+        """Return the place's facts about a worker before its start. `limiter` bounds how many ask at once."""
+        ...
+
+    async def start(self, order: Order) -> LaunchedProcess:
+        """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
+        ...
+
+    async def find(self, started: Sequence[SavedManagedWorker]) -> Mapping[str, FoundProcess]:
+        """Return the processes of these workers that still run, by the workers' ids. Processes of others are ended.
+
+        There are no checkpoints between the last look at the processes and the return.
+        """
+        ...
+
+    async def read_on(self, living: Container[Start]) -> None:
+        """Read on the kept outputs of earlier starts; the outputs of starts that do not live are read to their end."""
+        ...
