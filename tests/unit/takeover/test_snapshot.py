@@ -50,7 +50,7 @@ NOT_TAKEN = {
     Quota: {
         "limits": A_FILE,
         "used_at": "it is saved as an age",
-        "in_flight": "relays report the requests that they have",
+        "in_flight": "relays report their requests, and the snapshot has those of the old process itself",
         "spending": "the ledger has all of it: it is written before the snapshot",
     },
     WorkerLoad: {"expected": "it is looked up among the times of earlier loads"},
