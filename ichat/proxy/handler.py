@@ -176,6 +176,11 @@ class Gateway:
         for sink in self._sinks:
             sink.ended(record)
 
+    def use_sinks(self, sinks: Sequence[RecordSink]) -> Sequence[RecordSink]:
+        """Have these get the records of requests from now on; return those that got them before."""
+        before, self._sinks = self._sinks, sinks
+        return before
+
     def record_earlier(self, record: RequestRecord) -> None:
         """Record a request that has ended while no process was there to decide."""
         self._metrics.request_began()

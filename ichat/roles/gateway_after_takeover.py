@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FOLLOW_S, FOLLOW_AGAIN_S = 5.0, 0.05
 """How long the service manager may need to follow the new process, and the pause before the next message."""
+REPORT_S = 5.0
+"""How long the new process may need for the last reports."""
 
 
 async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
@@ -28,7 +30,8 @@ async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: Han
             nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
             if handed is not None and handed.has_relays:
                 await _end_relays(giver)
-        await takeover.wait_for_old_end()
+        await takeover.follow_old(giver.components.others.receive)
+        giver.components.others.end()
         log.info("the old process has ended")
         nursery.cancel_scope.cancel()
 
@@ -68,7 +71,13 @@ async def end_connections(
     doors.start_soon(_obey, signals, components, server)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tell_manager, giver.notifier, server.new_pid)
-        await door.retire(giver.retirement())
+        async with trio.open_nursery() as reports:
+            reports.start_soon(giver.requests.report_forever, server.report)
+            await door.retire(giver.retirement())
+            await components.others.wait_end()
+            reports.cancel_scope.cancel()
+        with trio.move_on_after(REPORT_S):
+            await giver.requests.report(server.report)
     log.info("this process has no connection any more, and ends")
     doors.cancel_scope.cancel()
 
@@ -92,3 +101,4 @@ async def _obey(signals: AsyncIterator[int], components: Components, server: Tak
     with trio.move_on_after(rest_s):
         await anext(signals)
     components.data.door.hurry()
+    components.others.end()

@@ -60,6 +60,7 @@ from ichat.security.rate_limits import Quotas
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
+from ichat.takeover.under_way import RequestsOfOthers
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,8 @@ class Components:
     history: History
     events: EventStreams
     reconfiguration: "Reconfiguration"
+    others: RequestsOfOthers
+    """The requests under way at processes that had this gateway before."""
     calls: ControlCalls
     """Those of the control plane that are under way."""
     serve_control: Callable[..., Awaitable[Any]]
@@ -301,7 +304,8 @@ def _build_operation(
         EngineFlags(), CpuMeter(),
     ]  # fmt: skip
     return Components(
-        control, data, reloader, key_store, checker, history, events, reconfiguration, calls,
+        control, data, reloader, key_store, checker, history, events, reconfiguration,
+        RequestsOfOthers(data.handler, fleet.table), calls,
         functools.partial(serve, make_app({type(one): one for one in shown}), state.control_socket),
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ from ichat.takeover.snapshot import (
     restore_quota,
     states_in,
 )
+from ichat.takeover.under_way import RequestsHere
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class GatewayGiver:
         self, components: Components, state: StateDirectory, listeners: list[socket.socket], notifier: Notifier
     ) -> None:
         self.components = components
+        self.requests = RequestsHere(components.data.handler, components.others.saved)
         self.state = state
         self.relays = [] if components.data.relays is None else [components.data.relays]
         """Those of this process, and those that an old process has left to end here."""
@@ -107,6 +109,7 @@ class GatewayGiver:
         control, data = self.components.control, self.components.data
         assert self._nursery is not None
         self._is_frozen = True
+        self.requests.hold()
         self.components.calls.gate.close()
         data.door.use_answers(self._answer_later, data.handler.authenticate)
         self._holding = await self._nursery.start(self._hold_configuration)
@@ -136,6 +139,7 @@ class GatewayGiver:
         self._is_frozen = False
         self._holding.cancel()
         self.components.control.ledger.gate.open()
+        self.requests.give_back()
         self.components.control.supervisor.thaw()
         for relay in self._all_relays():
             relay.go_on(trio.current_time())
@@ -194,6 +198,7 @@ class GatewayGiver:
             [quota_of(quota, now) for quota in control.quotas],
             lives,
             [attrs.asdict(one.saved()) for one in workers],
+            self.requests.save(),
         )
 
     def _about(self) -> Mapping[str, Any]:
@@ -283,6 +288,7 @@ class HandedGateway:
         restore = functools.partial(self._restore, components, packer)
         control.supervisor.expect(HandedWorkers(started, states, restore))
         self._put_endpoints(components)
+        components.others.restore(self._snapshot.requests)
 
     def _started(self) -> Iterator[SavedManagedWorker]:
         for one in self._snapshot.started:

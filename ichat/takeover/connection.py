@@ -63,6 +63,10 @@ class OtherProcess:
         """Wait until there is something to receive, or the end of the connection."""
         await trio.lowlevel.wait_readable(self._sock)
 
+    async def wait_writable(self) -> None:
+        """Wait until a message can be sent, or until none can be any more."""
+        await trio.lowlevel.wait_writable(self._sock)
+
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message. Raises OSError if it cannot arrive."""
         send_descriptors(self._sock, {**message.content, "kind": message.kind}, descriptors)

@@ -36,6 +36,8 @@ class Takeover:
         """Set from the snapshot on."""
         self._why = ""
         """Why this process will not get the gateway."""
+        self._reports: list[Mapping[str, Any]] = []
+        """Of the time after `go`."""
         self._more: list[tuple[Mapping[str, Any], Sequence[int]]] = []
 
     def __repr__(self) -> str:
@@ -46,9 +48,17 @@ class Takeover:
         """The process that has, or had, the gateway."""
         return self._peer.pid
 
-    async def wait_for_old_end(self) -> None:
-        """Wait until the old process has ended."""
-        await self._peer.wait_end()
+    async def follow_old(self, received: Callable[[Mapping[str, Any]], None]) -> None:
+        """Pass the reports of the old process on, and return when it has ended."""
+        has_ended = False
+        while not has_ended:
+            has_ended = self._peer.has_ended
+            self._receive_all()
+            reports, self._reports = self._reports, []
+            for report in reports:
+                received(report)
+            if not has_ended:
+                await self._wait()
 
     async def ask(self, directory: str, build: str) -> bool:
         """Ask for the gateway, and return whether `received` is there. If not, there is no gateway any more.
@@ -94,6 +104,15 @@ class Takeover:
 
     async def _wait_and_step(self) -> None:
         """Wait until something has happened, and do what follows: all that has arrived counts first."""
+        await self._wait()
+        self._receive_all()
+        if self._peer.has_ended:
+            self._receive_all()  # of the time before its end
+            self._do(self.side.old_ended(trio.current_time()))
+        self._do(self.side.tick(trio.current_time()))
+
+    async def _wait(self) -> None:
+        """Wait until there is something to receive, the old process has ended, or the deadline is over."""
         async with trio.open_nursery() as nursery:
 
             async def first(wait: Callable[[], Any]) -> None:
@@ -104,11 +123,6 @@ class Takeover:
             nursery.start_soon(first, self._peer.wait_end)
             if not self._is_cut:
                 nursery.start_soon(first, self._peer.wait_readable)
-        self._receive_all()
-        if self._peer.has_ended:
-            self._receive_all()  # of the time before its end
-            self._do(self.side.old_ended(trio.current_time()))
-        self._do(self.side.tick(trio.current_time()))
 
     _is_cut = False
     """Whether nothing more can arrive."""
@@ -128,6 +142,8 @@ class Takeover:
             if message.kind == "more":
                 content: Any = message.content.get("more")
                 self._more.append((content, descriptors))
+            elif message.kind == "report":
+                self._reports.append(message.content)
             elif message.kind == "snapshot" and descriptors and self.side.state == "freezing":
                 memory, *rest = descriptors
                 try:

@@ -139,6 +139,19 @@ class TakeoverServer(Generic[GiverT]):
         log.info("a stop signal is passed on to process %d", self._peer.pid)
         self._peer.signal(signal.SIGTERM)
 
+    async def report(self, content: Mapping[str, Any]) -> bool:
+        """Send a report to the process that has the gateway now; return False if it has ended."""
+        assert self._peer is not None
+        with contextlib.suppress(OSError, trio.ClosedResourceError):
+            while True:
+                try:
+                    self._peer.send(Message("report", content))
+                except BlockingIOError:
+                    await self._peer.wait_writable()
+                else:
+                    return True
+        return False
+
     async def _serve(self, sock: socket.socket) -> None:
         """Answer a new process."""
         with contextlib.ExitStack() as closing:

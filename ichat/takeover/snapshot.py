@@ -70,6 +70,18 @@ class SavedLife:
 
 
 @frozen
+class SavedRequest:
+    """A request under way at the old process itself, not at a relay."""
+
+    id: str
+    """The gateway's own."""
+    key: str = ""
+    endpoint: str = ""
+    """The id of the endpoint at which it has a place; "" if it has none."""
+    model: str = ""
+
+
+@frozen
 class Snapshot:
     """All of it."""
 
@@ -79,6 +91,7 @@ class Snapshot:
     lives: list[SavedLife] = attrs.field(factory=list[SavedLife])
     started: list[dict[str, Any]] = attrs.field(factory=list[dict[str, Any]])
     """The managed workers as `workers.json` has them, and those without a process as well."""
+    requests: list[SavedRequest] = attrs.field(factory=list[SavedRequest])
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -8,9 +8,11 @@ import threading
 from functools import partial
 
 import pytest
+import trio
 from support.deployments import free_port, worker
-from support.relay_site import site_of
-from support.takeovers import begin, change, take_over_in_a_row
+from support.peers import until
+from support.relay_site import Result, ask, site_of
+from support.takeovers import begin, change, finish, take_over_in_a_row
 
 LOGS = '[logs]\naccess_log = ""\n'
 ASK = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
@@ -99,13 +101,37 @@ def test_requests_and_streams_go_on_while_another_process_gets_the_gateway(
     assert (shown["pid"], shown["state"], shown["restarts"]) == (pid, "ready", 0)
 
 
-async def test_takeovers_in_a_row_with_tls(gateway, start, tls, tmp_path):
+@pytest.mark.parametrize("relays", [0, 2])
+async def test_takeovers_in_a_row_with_tls(gateway, start, tls, tmp_path, relays):
     """No request is refused, no stream breaks, and the ledger has each request and token once."""
     settings, trust = tls
-    async with site_of(gateway, free_port(), 2, LOGS, settings, trust=trust) as site:
+    async with site_of(gateway, free_port(), relays, LOGS, settings, trust=trust) as site:
         begun = partial(begin, start, tmp_path / "ichat.toml")
         found = await take_over_in_a_row(site, begun, times=2, streams=4, requests=100, requests_s=30)
     print(found.summary())
+
+
+async def test_limits_count_the_requests_that_the_old_process_still_has(gateway, start, tmp_path):
+    """A second request of the only one that may be under way is refused, until the old process's has ended."""
+    async with site_of(gateway, free_port(), 0, LOGS + "[limits]\nmax_in_flight = 1\n") as site:
+        site.upstream.opens = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_once, site, first := Result())
+            await until(lambda: site.upstream.held)
+            await finish(site, begin(start, tmp_path / "ichat.toml"))
+            await ask_once(site, second := Result())
+            assert second.code == "rate_limited"
+            site.upstream.opens.set()
+        assert first.status == 200
+        third = Result()
+        while third.status != 200:
+            await ask_once(site, third)
+        assert site.upstream.most == 1
+
+
+async def ask_once(site, result):
+    async with await site.connect() as stream:
+        await ask(stream, {"model": "m"}, result)
 
 
 HALF = """

@@ -90,7 +90,8 @@ NOT_TAKEN = {
     },
     Quota: {
         "limits": A_FILE,
-        "in_flight": "relays report the requests that they have",
+        "used_at": "it is saved as an age",
+        "in_flight": "relays report their requests, and the snapshot has those of the old process itself",
         "spending": "the ledger has all of it: it is written before the snapshot",
     },
     Window: {"newest": "it is the last of the seconds", "sum": "it is the sum of the seconds"},
