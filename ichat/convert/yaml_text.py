@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 from ichat.errors import EXIT_USAGE, Exit
 
 TEXT_BYTES_MAX = 1024 * 1024
-"""The largest file that is read; PyYAML reads about a hundred kilobytes in a second."""
+"""The largest file that is read; PyYAML needs some seconds for it."""
 NODES_MAX = 100_000
 """The most values in a file, each counted wherever an anchor repeats it."""
 DEPTH_MAX = 64

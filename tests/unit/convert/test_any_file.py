@@ -52,7 +52,7 @@ def kinds():
     return st.tuples(st.just("litellm"), LITELLM) | st.tuples(st.just("llama-swap"), SWAP)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(kinds())
 def test_any_file_becomes_a_configuration_or_a_sentence(kind):
     """No value ends the command in any other way, and iChat accepts each result."""
