@@ -182,14 +182,6 @@ def _config_parser() -> "CommandLineParser":
     return usage
 
 
-def _completion(argv: list[str]) -> int:
-    """Print a shell's script for completion."""
-    from ichat.cli.completion import parser_of_completion, script_for
-
-    print(script_for(parser_of_completion().parse_args(argv).shell), end="")
-    return 0
-
-
 def _complete() -> None:
     """Write the words that a shell asks for with a TAB, and end the process."""
     from ichat.cli import commands as terminal
@@ -202,9 +194,9 @@ def _complete() -> None:
     complete(helps | {alias: f"the same as {name}" for alias, name in terminal.ALIASES.items()}, parser_of)
 
 
-def _parser_in(module: str, name: str = "parser") -> "CommandLineParser":
-    """Return a parser of a module that is imported only now."""
-    return getattr(importlib.import_module(f"ichat.{module}"), name)()
+def _parser_in(module: str) -> "CommandLineParser":
+    """Return the parser of a module that is imported only now."""
+    return importlib.import_module(f"ichat.{module}").parser()
 
 
 def _command_in(module: str, form: str, description: str) -> Role:
@@ -376,11 +368,11 @@ ROLES = {
     ),
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
     "doctor": _command_in("doctor.examination", "doctor [-c FILE]", "report problems here, and their remedies"),
+    "convert": _command_in("convert.command", "convert FILE [-o FILE]", "LiteLLM's or llama-swap's YAML as our TOML"),
     "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
     "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),
-    "completion": Role(
-        "completion SHELL", "what makes bash, zsh or fish complete these lines", _completion,
-        lambda: _parser_in("cli.completion", "parser_of_completion"),
+    "completion": _command_in(
+        "cli.completion", "completion SHELL", "what makes bash, zsh or fish complete these lines"
     ),
 }  # fmt: skip
 """The commands that need no gateway."""

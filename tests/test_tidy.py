@@ -42,7 +42,7 @@ LAYERS = [
     ["observability", "preflight"],
     ["proxy", "supervisor"],
     ["relays", "cli"],
-    ["admin", "doctor", "takeover"],
+    ["admin", "doctor", "takeover", "convert"],
     ["roles"],
     ["__main__"],
 ]

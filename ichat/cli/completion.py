@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from argcomplete.completers import FilesCompleter
@@ -44,14 +44,20 @@ _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 """Makes completion work in a zsh that has not set it up."""
 
 
-def parser_of_completion() -> CommandLineParser:
-    """Return the parser of `completion`."""
+def parser() -> CommandLineParser:
+    """Return the parser of the command."""
     usage = CommandLineParser(
         prog="ichat.pyz completion",
         description='Print what makes a shell complete command lines: eval "$(./ichat.pyz completion bash)"',
     )
     usage.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
     return usage
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print a shell's script for completion. Raises Exit 64."""
+    print(script_for(parser().parse_args(list(argv)).shell), end="")
+    return 0
 
 
 def script_for(shell: str) -> str:

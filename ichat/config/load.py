@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -63,8 +64,9 @@ def parse(text: str, source: str) -> Config:
         tables = parse_toml(text)
     except (ValueError, RecursionError) as error:  # tomllib lets errors of int() and of deep nesting through
         if _is_yaml(text, source):
-            sentence = "is YAML, and iChat reads TOML: write its settings as in ichat.toml.example"
-            raise Exit(EXIT_USAGE, f"{source} {sentence}, which explains each key.") from error
+            command = f"./ichat.pyz convert {shlex.quote(source)} -o ichat.toml"
+            sentence = f"is YAML, and iChat reads TOML: `{command}` converts LiteLLM's file or llama-swap's."
+            raise Exit(EXIT_USAGE, f"{source} {sentence}") from error
         raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
     try:
         config = _converter().structure(tables, Config)

@@ -110,6 +110,8 @@ def test_every_command_of_the_help_can_be_completed(program):
         (["gateway", "--check", "--ch"], []),
         (["config", ""], ["schema"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
+        (["convert", "a"], ["afile.toml"]),
+        (["convert", "afile.toml", "--from", ""], ["litellm", "llama-swap"]),
         (["keys", "m"], ["make"]),
         (["keys", "make", ""], []),
         (["nonsense", ""], []),

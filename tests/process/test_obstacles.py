@@ -379,14 +379,14 @@ def test_a_switch_may_stand_alone(words, expected):
     [("config.yaml", "model_list:\n  - model_name: a\n"), ("ichat.toml", "# mine\nmodel_list:\n  - a: b\n")],
 )
 def test_yaml_is_called_yaml(place, name, text):
-    """Not an invalid line of TOML; it says where the keys are explained."""
+    """Not an invalid line of TOML; it says which command makes TOML of it."""
     path = place / name
     path.write_text(text)
     with pytest.raises(Exit) as raised:
         gateway_role.read_command_line(["-c", str(path), "--check"])
-    assert (raised.value.code, str(raised.value)) == (
-        64, f"{path} is YAML, and iChat reads TOML: write its settings as in ichat.toml.example, which explains each key."
-    )  # fmt: skip
+    command = f"`./ichat.pyz convert {path} -o ichat.toml`"
+    sentence = f"{path} is YAML, and iChat reads TOML: {command} converts LiteLLM's file or llama-swap's."
+    assert (raised.value.code, str(raised.value)) == (64, sentence)
 
 
 def test_the_doctor_takes_the_file_that_is_here(place):

@@ -1,0 +1,1 @@
+"""`ichat.pyz convert`: other gateways' configurations, LiteLLM's and llama-swap's, written as iChat's TOML."""
