@@ -226,14 +226,7 @@ class RelayTalk:
 
     def end(self, sent: SentOutcome, now: MonotonicNs) -> list[Frame]:
         """Note the outcome of an attempt, and return the frames to send now."""
-        one, kind = request_in(self.requests, sent.number, "trying"), sent.outcome.kind
-        step = one.step
-        if step is None or sent.attempt != step.attempt or sent.seq != self._seq + 1:
-            raise TalkError(f"The outcome {sent.seq} of the request {sent.number} is not that of its attempt.")
-        if sent.wants_next and (kind in ENDS or one.asked is None):
-            raise TalkError(f"An attempt that is {kind} wants no next step.")
-        if one.has_left and kind != "left":
-            raise TalkError(f"The request {sent.number} has left, and is {kind}.")
+        one, step = self._trying(sent)
         self._seq = sent.seq
         if sent.usage is not None and one.asked is not None:
             self._recent.count(step.key, now, tokens=sent.usage.total)
@@ -242,7 +235,7 @@ class RelayTalk:
             sent = sent._replace(outcome=outcome, key=step.key, model=step.step.model)
         self.unsettled.append(sent)
         if sent.wants_next and one.asked is not None:
-            last = step.step.endpoint, step.step.model, "over" if sent.outcome.is_over else kind
+            last = step.step.endpoint, step.step.model, "over" if sent.outcome.is_over else sent.outcome.kind
             tried = (*one.asked.tried, last)
             one.asked, one.phase, one.since, one.step = one.asked._replace(tried=tried), "asked", now, None
         else:
@@ -255,6 +248,17 @@ class RelayTalk:
             self._sent = sent.seq
             return self._out(sent)
         return self._send_all([sent])
+
+    def _trying(self, sent: SentOutcome) -> tuple[RequestHere, SentStep]:
+        """Return the request of an attempt that has ended, and the step of the attempt. Raises TalkError."""
+        one, kind = request_in(self.requests, sent.number, "trying"), sent.outcome.kind
+        if one.step is None or sent.attempt != one.step.attempt or sent.seq != self._seq + 1:
+            raise TalkError(f"The outcome {sent.seq} of the request {sent.number} is not that of its attempt.")
+        if sent.wants_next and (kind in ENDS or one.asked is None):
+            raise TalkError(f"An attempt that is {kind} wants no next step.")
+        if one.has_left and kind != "left":
+            raise TalkError(f"The request {sent.number} has left, and is {kind}.")
+        return one, one.step
 
     def _send_all(self, items: Iterable[SentOutcome | Note]) -> list[Frame]:
         """Return unsent outcomes as frames. An owner that does not know a request gets its ask after the outcome."""
