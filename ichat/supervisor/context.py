@@ -1,8 +1,8 @@
 """The shared parts of all managed workers' starts: the configuration, and the places for facts about workers."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 
 import attrs
 import trio
@@ -25,6 +25,22 @@ from ichat.supervisor.launcher import FoundProcess, LaunchedProcess, Launcher, O
 from ichat.supervisor.run_progress import RunProgress, RunResult, end_of
 
 
+class LaunchMemory(Protocol):
+    """Saves the facts about workers for the next gateway."""
+
+    def save_soon(self) -> None:
+        """Save it, in a task."""
+        ...
+
+    async def save(self) -> None:
+        """Save it now; an error is logged."""
+        ...
+
+    def next_launch(self) -> int:
+        """Return the number of a new launch, higher than all before it."""
+        ...
+
+
 @attrs.define(eq=False)
 class SupervisorContext:
     """The shared parts of all managed workers."""
@@ -36,8 +52,7 @@ class SupervisorContext:
     managed: ManagedRecords
     launcher: Launcher
     """Starts the workers."""
-    remember: Callable[[], None]
-    """Called when there is something new that the next gateway should know."""
+    memory: LaunchMemory
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
     gate: Gate = attrs.field(factory=Gate)
@@ -87,11 +102,11 @@ class SupervisorContext:
         python = python_of(self.config, spec)
         return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]
 
-    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> LaunchedProcess:
-        """Start a worker's first process. Raises OSError or ValueError if that cannot be."""
+    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig, launch: int) -> LaunchedProcess:
+        """Start a worker's first process, as the launch of this number. Raises OSError or ValueError if it cannot."""
         self.managed.enter_load(worker, STARTING)
         self.managed.set_piped(worker, is_piped=True)
-        return await self.launcher.start(Order(worker.id, spec, self.config))
+        return await self.launcher.start(Order(worker.id, launch, spec, self.config))
 
     def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, found: FoundProcess) -> LaunchedProcess:
         """Go on with a process that an earlier gateway has started."""

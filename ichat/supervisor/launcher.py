@@ -20,9 +20,11 @@ from ichat.supervisor.state import SavedManagedWorker
 
 @attrs.frozen
 class Order:
-    """A start of a worker that a launcher is asked for, once."""
+    """A launch of a worker: a launcher is asked for it once."""
 
     worker_id: str
+    number: int
+    """Higher than that of any earlier launch with this state directory, and saved there before."""
     spec: ManagedWorkerConfig
     config: Config
 

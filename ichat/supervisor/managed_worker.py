@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 import trio
+from attrs import frozen
 
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_facts import WorkerEnd
@@ -15,7 +16,7 @@ from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, witho
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launcher import FoundProcess
-from ichat.supervisor.life import Actual, NoProcess, Starting, Wanted
+from ichat.supervisor.life import Actual, Alive, NoProcess, Starting, Wanted
 from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.state import SavedManagedWorker
 from ichat.supervisor.swaps import Phase
@@ -23,6 +24,18 @@ from ichat.supervisor.worker_life import WorkerLife
 from ichat.supervisor.worker_run import WorkerRun
 
 log = logging.getLogger(__name__)
+
+
+@frozen
+class Earlier:
+    """A worker as an earlier process of a gateway has left it."""
+
+    process: FoundProcess | None = None
+    """Its process, if it still runs."""
+    states: tuple[Wanted, Actual] | None = None
+    """Its wanted and its actual state, if that was another process of this gateway."""
+    launch: int = 0
+    """The number of its newest launch; 0: it had none."""
 
 
 class ManagedWorker:
@@ -36,28 +49,30 @@ class ManagedWorker:
         workers: "Mapping[str, ManagedWorker]",
         *,
         is_launched: bool,
-        found: FoundProcess | None = None,
-        states: tuple[Wanted, Actual] | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         """`workers` are all managed workers in the order of their starts, with this worker as soon as it runs.
 
-        `is_launched` says that it was launched over the API; `found` is a process of it that runs already.
-        `states` are its wanted and its actual state in another process of this gateway.
+        `is_launched` says that it was launched over the API.
         """
+        earlier = earlier or Earlier()
         self.id = worker_id
         self.spec = spec
         self.is_launched = is_launched
+        self.launch = earlier.launch
+        """The number of its newest launch; 0: it had none."""
         self._context = context
         self._workers = workers
-        self._found = found
+        self._found = earlier.process
         self._finished = trio.Event()
         self.record: WorkerRecord = context.managed.expect(
             worker_id, [spec.model_name], context.launcher.socket_of(worker_id)
         )
-        is_cold = found is None and self.is_on_demand and states is None
+        states, is_running = earlier.states, earlier.process is not None
+        is_cold = self.is_on_demand and states is None and not is_running
         if states is None:
             wanted = Wanted("cold" if is_cold else "loaded")
-            states = wanted, NoProcess(kind="cold" if is_cold else "new") if found is None else Starting(0)
+            states = wanted, Starting(0) if is_running else NoProcess(kind="cold" if is_cold else "new")
         self.life = WorkerLife(context.table, context.managed, self.record, *states)
         """Its wanted and its actual state. Operators, the loader and reloads change the wanted state."""
         self._describe()
@@ -104,6 +119,11 @@ class ManagedWorker:
         return self.life.wanted.state == "gone"
 
     @property
+    def has_launch(self) -> bool:
+        """Whether a process is about to be started, runs, or is cleared away."""
+        return isinstance(self.life.actual, Alive)
+
+    @property
     def is_wanted(self) -> bool:
         """Whether a process is wanted; if not, it is cold, or about to be."""
         return self.life.wanted.state in ("loaded", "asleep")
@@ -117,7 +137,8 @@ class ManagedWorker:
         """Return the record for the next gateway: the process, and the table that it was started with."""
         table = {key: value for key, value in attrs.asdict(self.holds).items() if value is not None}
         identity = self.life.process.identity if self.life.process is not None else ""
-        return SavedManagedWorker(self.id, table, self.is_launched and not self.is_leaving, self.pid, identity)
+        is_launched = self.is_launched and not self.is_leaving
+        return SavedManagedWorker(self.id, table, is_launched, self.pid, identity, self.launch)
 
     # Commands: they change the wanted state.
 
@@ -132,7 +153,7 @@ class ManagedWorker:
             self.life.load()
             if is_new_run:
                 self.life.want_new_run()
-        self._context.remember()
+        self._context.memory.save_soon()
 
     def restart(self, spec: ManagedWorkerConfig) -> None:
         """Have it ended, after a drain, and started anew with this table once it is wanted."""
@@ -209,12 +230,15 @@ class ManagedWorker:
                 await context.table.changed.wait()
             context.managed.enter_load(self.record, CHECKING)
             problems = await context.preflight(self.spec, holders_before(self, self._workers))
+            if not problems:
+                self.launch = context.memory.next_launch()
+                await context.memory.save()
 
         await wait_any(check, self.life.wait_end)
         if problems or self.life.next_action().kind == "end":
             return context.not_started(self.record, " ".join(problems)) if problems else RunResult(None)
         try:
-            process = await context.spawn(self.record, self.spec)
+            process = await context.spawn(self.record, self.spec, self.launch)
         except (OSError, ValueError) as error:
             return context.not_started(self.record, str(error))
         return await WorkerRun(process, self.record, self.life, context).supervise()

@@ -49,9 +49,20 @@ class WorkerMemory:
         self.has_failed = False
         """Whether the state could not be written the last time."""
         self._saving = trio.Lock()
+        self._launches = 0
+        """The number of the newest launch."""
 
     def __repr__(self) -> str:
         return f"<WorkerMemory {self._state.path}>"
+
+    def restore(self, known: SavedState) -> None:
+        """Go on with the numbers of launches after those of an earlier gateway."""
+        self._launches = max(self._launches, known.launches, *(one.launch for one in known.started))
+
+    def next_launch(self) -> int:
+        """Return the number of a new launch, higher than all before it; `save` it before anything is started."""
+        self._launches += 1
+        return self._launches
 
     def save_soon(self) -> None:
         """Save at once, in a task."""
@@ -78,14 +89,16 @@ class WorkerMemory:
                     await self._urgent.wait()
 
     async def save(self) -> None:
-        """Save the state for the next gateway; see `has_failed`."""
+        """Save the state for the next gateway; see `has_failed`. Once begun, it is not cancelled."""
         async with self._saving:
-            await self._save()
+            with trio.CancelScope(shield=True):
+                await self._save()
 
     async def _save(self) -> None:
         self._is_urgent, self._written_version = False, self._fleet.table.version
         now, heartbeats, token = time.time(), self._fleet.registry.snapshot(), self._token()
-        started = [one.saved() for one in self._workers.values()]
+        workers, launches = [(one.saved(), one.has_launch) for one in self._workers.values()], self._launches
+        started = [saved for saved, has_launch in workers if saved.is_launched or has_launch]
         load_seconds, load_phases = self._fleet.managed.times.saved()
 
         def save() -> None:
@@ -93,8 +106,11 @@ class WorkerMemory:
                 SavedRemoteWorker(saved_form(heartbeat, None if args is None else args.unpack()), now - age_s, token)
                 for heartbeat, age_s, args in heartbeats
             ]
-            kept = [one for one in started if one.is_launched or one.pid]
-            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds, load_phases=load_phases))
+            self._state.save(
+                SavedState(
+                    started=started, heard=heard, load_seconds=load_seconds, load_phases=load_phases, launches=launches
+                )
+            )
 
         try:
             await trio.to_thread.run_sync(save)

@@ -58,6 +58,8 @@ class SavedManagedWorker:
     """Of its first process; 0 while there is none."""
     stamp: str = ""
     """The `process_identity.stamp_of` this process."""
+    launch: int = 0
+    """The number of its newest launch, carried out or not; 0: it had none."""
 
 
 @attrs.frozen
@@ -82,6 +84,8 @@ class SavedState:
     load_seconds: SavedLoadTimes = attrs.field(factory=SavedLoadTimes)
     """Of the models of managed workers."""
     load_phases: SavedPhaseTimes = attrs.field(factory=SavedPhaseTimes)
+    launches: int = 0
+    """The number of the newest launch of any worker: each launch has a higher number than those before it."""
 
 
 @attrs.frozen
@@ -153,7 +157,8 @@ class StateDirectory:
         with open(written, "w", encoding="utf-8", opener=private) as file:  # environments may hold keys
             started = json.dumps([attrs.asdict(one) for one in known.started])
             times = f'"load_seconds": {json.dumps(known.load_seconds)}, "load_phases": {json.dumps(known.load_phases)}'
-            file.write(f'{{"version": {known.version}, {times}, "started": {started}, "heard": [')
+            file.write(f'{{"version": {known.version}, {times}, "launches": {known.launches},')
+            file.write(f' "started": {started}, "heard": [')
             for number, one in enumerate(known.heard):  # thousands of workers are not a single text
                 saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}
                 file.write((",\n" if number else "\n") + json.dumps(saved))

@@ -27,10 +27,10 @@ from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.launcher import FoundProcess, Launcher
-from ichat.supervisor.life import Actual, Alive, Changing, Clearing, NoProcess, Wanted
+from ichat.supervisor.life import Actual, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.local_launcher import LocalLauncher
-from ichat.supervisor.managed_worker import ManagedWorker, holders_before
+from ichat.supervisor.managed_worker import Earlier, ManagedWorker, holders_before
 from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
 from ichat.supervisor.state import (
@@ -71,7 +71,7 @@ class Supervisor:
         launcher = launcher or LocalLauncher(state, log_store, self.gpus, kept=kept)
         self._memory = memory = WorkerMemory(state, fleet, self._workers, self._token, remember_s=remember_s)
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, launcher, memory.save_soon, gate=memory.gate
+            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate
         )
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
@@ -107,6 +107,7 @@ class Supervisor:
         known = await trio.to_thread.run_sync(self._state.load)
         if self._handed is not None:
             known = attrs.evolve(known, started=[*self._handed.started], heard=[])
+        self._memory.restore(known)
         self._load_times.restore(known.load_seconds, known.load_phases)
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -148,9 +149,8 @@ class Supervisor:
         if self._replaced:
             return f"Worker {next(iter(self._replaced))} is being replaced after a reload: try again later."
         for worker in self._workers.values():
-            actual = worker.life.actual
-            is_changing = isinstance(actual, Changing | Clearing) or (isinstance(actual, Alive) and not worker.pid)
-            is_loading = isinstance(actual, Alive) and worker.record.load is not None
+            is_changing = isinstance(worker.life.actual, Changing | Clearing) or (worker.has_launch and not worker.pid)
+            is_loading = worker.has_launch and worker.record.load is not None
             if is_changing or is_loading or worker.is_leaving:
                 doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
                 return f"Worker {worker.id} is being {doing}: try again later."
@@ -190,15 +190,13 @@ class Supervisor:
             process = found.get(one.worker_id)
             states = None if self._handed is None else self._handed.states.get(one.worker_id)
             if process is None:
-                if spec is not None and states is not None:
-                    self._start(one.worker_id, spec, is_launched=one.is_launched, states=_without_process(states))
-                elif spec is not None and one.is_launched:
-                    self._start(one.worker_id, spec, is_launched=True)
+                if spec is not None and (one.is_launched or states is not None):
+                    earlier = Earlier(None, None if states is None else _without_process(states), one.launch)
+                    self._start(one.worker_id, spec, is_launched=one.is_launched, earlier=earlier)
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
-            worker = self._start(
-                one.worker_id, spec or placeholder, is_launched=one.is_launched, found=process, states=states
-            )
+            earlier = Earlier(process, states, one.launch)
+            worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, earlier=earlier)
             if spec is None:
                 self._remove_soon(worker, 0.0)
             elif spec.on_gateway_exit == "keep" or process.may_stay:
@@ -213,11 +211,10 @@ class Supervisor:
         spec: ManagedWorkerConfig,
         *,
         is_launched: bool,
-        found: FoundProcess | None = None,
-        states: tuple[Wanted, Actual] | None = None,
+        earlier: Earlier | None = None,
     ) -> ManagedWorker:
         worker = self._workers[worker_id] = ManagedWorker(
-            worker_id, spec, self._context, self._workers, is_launched=is_launched, found=found, states=states
+            worker_id, spec, self._context, self._workers, is_launched=is_launched, earlier=earlier
         )
         self._memory.save_soon()
         self.loader.review()

@@ -43,7 +43,7 @@ class WorkerRun:
         """
         context, process, worker, life = self._context, self._process, self._worker, self._life
         life.hold(process)
-        context.remember()
+        context.memory.save_soon()
         why, is_watched, up_s, progress = "", True, -1.0, RunProgress(trio.current_time())
         try:
             await process.lower_priority()
@@ -71,7 +71,7 @@ class WorkerRun:
                     life.hold(None)
                 await context.log_store.end(worker.id)
                 process.close()
-                context.remember()
+                context.memory.save_soon()
         end = None if life.must_end else context.end_of(worker, process.returncode, why, progress)
         return RunResult(end, progress.up_since is not None, up_s >= context.config.restart.well_s)
 

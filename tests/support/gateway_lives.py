@@ -202,9 +202,12 @@ class FakeLauncher:
         await world.pause()
         if world.chance.random() < world.failing:
             raise OSError("there are too many processes")
-        assert not [one for one in world.alive.values() if one.worker_id == order.worker_id], (
-            "two processes of one worker"
-        )
+        living = [one for one in world.alive.values() if one.worker_id == order.worker_id]
+        assert not living, "two processes of one worker"
+        saved = {one.worker_id: one.launch for one in world.saved.started}
+        assert world.launch < order.number <= world.saved.launches, f"launch {order.number} is not saved, or not new"
+        assert saved[order.worker_id] == order.number
+        world.launch = order.number
         self.logs.begin(order.worker_id)
         process = Process(world, order.worker_id, order.spec)
         return Hold(self.gateway, process, order.spec, is_adopted=False)
@@ -271,6 +274,8 @@ class World:
         self.chance = random.Random(seed)
         self.pids = itertools.count(5_000_001)  # beyond those of the system
         self.alive, self.saved, self.launched, self.log = {}, SavedState(), set(), []
+        self.launch = 0
+        """The number of the newest launch."""
         self.failing = self.chance.choice([0.0, 0.0, 0.2])
         """The share of starts that fail."""
         self.has_bugs = self.chance.random() < 0.2

@@ -108,6 +108,22 @@ class Process:
         pass
 
 
+class Memory:
+    """Saves nothing."""
+
+    launches = 0
+
+    def save_soon(self):
+        pass
+
+    async def save(self):
+        await trio.lowlevel.checkpoint()
+
+    def next_launch(self):
+        self.launches += 1
+        return self.launches
+
+
 class Context(SupervisorContext):
     """Starts processes that are objects; nothing keeps them from starting."""
 
@@ -118,7 +134,7 @@ class Context(SupervisorContext):
         assert not [one for one in others.values() if one.port and one.port == spec.port]
         return self.rig.problems
 
-    async def spawn(self, worker, spec):
+    async def spawn(self, worker, spec, launch):
         await trio.lowlevel.checkpoint()
         return Process(self.rig, worker, spec)
 
@@ -142,7 +158,7 @@ class Rig:
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
         parts = self.fleet.table, self.fleet.directory, self.fleet.managed
-        self.context = Context(config, *parts, LocalLauncher(state, LogStore(), GpuReader()), lambda: None)
+        self.context = Context(config, *parts, LocalLauncher(state, LogStore(), GpuReader()), Memory())
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)

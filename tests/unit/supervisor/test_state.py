@@ -33,8 +33,10 @@ def state(tmp_path):
 @pytest.mark.parametrize("args", [None, ARGS])
 def test_a_heartbeat_is_read_as_it_was(state, heartbeat, args):
     """What is left out since it is empty comes back as empty."""
-    started = [SavedManagedWorker("mine", {"model": "m"}, is_launched=True, pid=3, stamp="x")]
-    saved = SavedState(started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, args), 5.0, "t")] * 2)
+    started = [SavedManagedWorker("mine", {"model": "m"}, is_launched=True, pid=3, stamp="x", launch=4)]
+    saved = SavedState(
+        started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, args), 5.0, "t")] * 2, launches=7
+    )
     state.save(saved)
     known = state.load()
     assert known == saved
@@ -49,10 +51,12 @@ def test_a_load_that_goes_on_is_not_kept(state):
 
 
 def test_state_of_an_earlier_version_is_read(state, tmp_path):
-    """It wrote all of a heartbeat, with its arguments."""
+    """It wrote all of a heartbeat, with its arguments, and did not count its launches."""
     heartbeat = attrs.evolve(HEARTBEATS[-1], args=ARGS)
     before = SavedState(heard=[SavedRemoteWorker(attrs.asdict(heartbeat), 5.0, "t")])
-    (tmp_path / "workers.json").write_text(json.dumps(attrs.asdict(before)))
+    text = json.dumps({name: value for name, value in attrs.asdict(before).items() if name != "launches"})
+    (tmp_path / "workers.json").write_text(text)
+    assert state.load().launches == 0
     assert parse_heartbeat(state.load().heard[0].heartbeat) == heartbeat
 
 
