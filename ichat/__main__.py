@@ -376,12 +376,11 @@ ROLES = {
     ),
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
     "doctor": _command_in("doctor.examination", "doctor [-c FILE]", "report problems here, and their remedies"),
+    "estimate": _command_in("cli.estimate", "estimate MODEL_PATH [FLAGS]", "the GPU memory that a model needs"),
     "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
     "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),
-    "completion": Role(
-        "completion SHELL", "what makes bash, zsh or fish complete these lines", _completion,
-        lambda: _parser_in("cli.completion", "parser_of_completion"),
-    ),
+    "completion": Role("completion SHELL", "what makes bash, zsh or fish complete these lines", _completion,
+                       lambda: _parser_in("cli.completion", "parser_of_completion")),
 }  # fmt: skip
 """The commands that need no gateway."""
 
