@@ -6,7 +6,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from attrs import frozen
 
@@ -30,14 +30,15 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 _ROWS = 64
 """Both engines round the rows of the vocabulary up to a multiple."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_NUMBER = re.compile(r"\d+")
 _OTHER_PART = re.compile(r"vision|visual|audio|image|multi_modal|mm_projector|patch")
-_VOCABULARY = re.compile(r"(embed_tokens|lm_head|word_embeddings|wte)\.weight$")
+_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "word_embeddings.weight", "wte.weight")
 _WHOLE = re.compile(
     r"norm|\.bias$|(?:mlp|block_sparse_moe|feed_forward)\.(?:gate|router)\.|q_a_proj|kv_a_proj|rotary|e_score"
 )
 """Tensors that each GPU has as a whole: norms, biases, routers, and the narrow side of MLA."""
 _KEY_OR_VALUE = re.compile(r"\.(?:k|v|key|value)_proj\.")
-_UNFOLDED = re.compile(r"kv_b_proj\.weight$")
+_UNFOLDED = "kv_b_proj.weight"
 _NO_MEMORY = re.compile(r"inv_freq$|^mtp\.|\.mtp\.")
 
 
@@ -45,9 +46,8 @@ class DamagedFile(ValueError):
     """A file of a model is damaged; the text is the damage, in a clause."""
 
 
-@frozen
-class Tensor:
-    """A tensor in a file."""
+class Tensor(NamedTuple):
+    """A tensor in a file; a large model has 100 000."""
 
     name: str
     dtype: str
@@ -125,23 +125,32 @@ class WeightSums:
 def sum_weights(shape: ModelShape, tensors: Sequence[Tensor], element: float = 2.0) -> WeightSums:
     """Return the size of a model with these tensors; `element` is that of an element that is not quantized."""
     sizes = Counter[tuple[Place, Split]]()
+    kinds = dict[str, tuple[Place, Split] | None]()  # by the names with 0 for each number: layers are alike
     for one in tensors:
-        place = _place_of(shape, one.name)
-        if place is not None:
-            sizes[place, _split_of(one.name)] += _size(shape, one, element)  # pyright: ignore[reportArgumentType]
+        pattern = _NUMBER.sub("0", one.name)
+        if pattern not in kinds:
+            kinds[pattern] = _kind_of(shape, one.name)
+        kind = kinds[pattern]
+        if kind is not None and (kind[0] != "layers" or _layer_of(one.name) < shape.layers):
+            sizes[kind] += _size(shape, one, element)  # pyright: ignore[reportArgumentType]
     return WeightSums(shape.layers, shape.kv_heads, dict(sizes))
 
 
-def _place_of(shape: ModelShape, name: str) -> Place | None:
-    """Return where a tensor is; None: no GPU has it."""
-    found = None if _OTHER_PART.search(name) else _LAYER.search(name)
-    if _NO_MEMORY.search(name) or (found is not None and int(found[1]) >= shape.layers):
-        return None  # layers beyond the last are for speculation
-    if found is not None:
-        return "layers"
+def _layer_of(name: str) -> int:
+    """Return the number of a tensor's layer; layers beyond the last are for speculation."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found is not None else 0
+
+
+def _kind_of(shape: ModelShape, name: str) -> tuple[Place, Split] | None:
+    """Return where a tensor is, and how GPUs share it; None: no GPU has it."""
+    if _NO_MEMORY.search(name) or ("lm_head" in name and shape.is_tied):
+        return None
+    if _LAYER.search(name) and not _OTHER_PART.search(name):
+        return "layers", _split_of(name)
     if "lm_head" in name:
-        return None if shape.is_tied else "last"
-    return "both" if shape.is_tied and _VOCABULARY.search(name) else "first"
+        return "last", _split_of(name)
+    return "both" if shape.is_tied and name.endswith(_VOCABULARY) else "first", _split_of(name)
 
 
 def _split_of(name: str) -> Split:
@@ -154,9 +163,9 @@ def _split_of(name: str) -> Split:
 def _size(shape: ModelShape, one: Tensor, element: float) -> float:
     is_converted = one.dtype in _FLOATS and not (shape.quantization and one.dtype == "F32")
     size = one.elements * (element if is_converted else _bits_of(one.dtype) / 8)
-    if _VOCABULARY.search(one.name):
+    if one.name.endswith(_VOCABULARY):
         size *= math.ceil(one.rows / _ROWS) * _ROWS / max(one.rows, 1)
-    if _UNFOLDED.search(one.name) and _bits_of(one.dtype) <= 8:
+    if one.name.endswith(_UNFOLDED) and _bits_of(one.dtype) <= 8:
         size += one.elements * element  # both engines keep it a second time, not quantized
     return size
 

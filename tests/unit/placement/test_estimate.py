@@ -166,7 +166,8 @@ def test_the_rest_for_the_cache_follows_each_engines_own_rule():
     assert vllm.cache_bytes == math.ceil(0.5 * H100) - sum(part.bytes for part in vllm.parts)
     sglang = estimate(shape, weights, Settings("sglang", share=0.5), H100)
     assert sglang.cache_bytes == math.floor((H100 - GIB // 2) * 0.5) - weights.on_gpu()
-    assert sum(part.bytes for part in sglang.parts[1:-1]) >= 10 * GIB  # SGLang's floor above 60 GiB
+    small = estimate(shape, weights, Settings("sglang", batch_tokens=2048, is_eager=True), H100)
+    assert sum(part.bytes for part in small.parts[1:-1]) == 10 * GIB  # SGLang's floor above 60 GiB
     assert estimate(shape, weights, Settings(cache_bytes=GIB), H100).tokens == GIB // (131072 * 16) * 16
 
 
@@ -197,10 +198,46 @@ def test_vllm_counts_sequences_where_layers_have_windows():
     settings = Settings(block=128, batches=1)
     token = 16 * 2 * 128 * 2
     blocks = GIB // (2 * token * 128)  # 12 layers: 2 without a window, 5 times 2 with one
-    of_sequence = 4096 // 128 + 5 * (math.ceil((511 + 1024) / 128) + 1)
-    assert tokens_in_cache(shape, settings, GIB, 4096, 1024) == int(blocks / of_sequence * 4096)
+    of_sequence = 4096 // 128 + 5 * (math.ceil((511 + 1025) / 128) + 1)
+    assert tokens_in_cache(shape, settings, GIB, 4096, 1025) == int(blocks / of_sequence * 4096)
     uniform = attrs.evolve(settings, keeps_windows=False)
     assert tokens_in_cache(shape, uniform, GIB, 4096, 1024) == GIB // (12 * token * 128) * 128
+
+
+def test_groups_of_nearly_equal_size_are_filled_up():
+    """Of 12 layers with a window and 10 without, vLLM makes two groups of 12, not four of 10."""
+    types = ["sliding_attention", "full_attention"] * 10 + ["sliding_attention"] * 2
+    shape = read_shape({**GEMMA3_27B, "num_hidden_layers": 22, "layer_types": types, "sliding_window": 512})
+    blocks = GIB // (12 * 16 * 2 * 128 * 2 * 16)
+    of_sequence = 4096 // 16 + (511 + 2 * 1025 + 15) // 16 + 1
+    assert tokens_in_cache(shape, Settings(), GIB, 4096, 1025) == int(blocks / of_sequence * 4096)
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({}, 131072),  # llama3's scaling is in max_position_embeddings
+        ({"rope_scaling": {"factor": 4.0, "rope_type": "yarn"}}, 131072),
+        ({"rope_scaling": {"factor": 4.0, "type": "linear"}}, 524288),
+        ({"rope_scaling": None, "rope_parameters": {"factor": 2.0, "rope_type": "dynamic"}}, 262144),
+        ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}, 4096),
+    ],
+)
+def test_the_context_is_scaled_as_the_engine_scales_it(changes, context):
+    """Some kinds of scaling lengthen it; Gemma 3's is counted already."""
+    assert read_shape({**LLAMA_8B, **changes}).context == context
+    assert read_shape(GEMMA3_27B).context == 131072
+
+
+def test_a_window_counts_where_the_model_uses_it():
+    """A switch, the first layer with a window, and the layers' types decide."""
+    qwen = {**LLAMA_8B, "model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 4096, "max_window_layers": 3}
+    assert read_shape({**qwen, "use_sliding_window": False}).windows == (None,) * 4
+    assert read_shape({**qwen, "use_sliding_window": True}).windows == (None, None, None, 4096)
+    mistral = read_shape({**MISTRAL_24B, "num_hidden_layers": 2, "sliding_window": 4096})
+    assert mistral.windows == (4096, 4096)
+    assert estimate(mistral, weights_of(mistral), Settings()).window_layers == 2
+    assert estimate(mistral, weights_of(mistral), Settings("sglang")).window_layers == 0
 
 
 STRANGE = [
@@ -234,6 +271,7 @@ def test_an_unknown_shape_has_no_figure(config, reason):
         ("sglang", {"dp_size": 2}, "dp_size"),
         ("vllm", {"cpu_offload_gb": 4}, "cpu_offload_gb"),
         ("vllm", {"enable_lora": True}, "enable_lora"),
+        ("sglang", {"disaggregation_mode": "decode"}, "disaggregation_mode"),
         ("vllm", {"hf_overrides": {"num_hidden_layers": 2}}, "hf_overrides"),
         ("vllm", {"limit_mm_per_prompt": {"image": 0}}, "limit_mm_per_prompt"),
         ("vllm", {"kv_cache_dtype": "turboquant_4bit_nc"}, "turboquant_4bit_nc"),
