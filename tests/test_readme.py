@@ -18,7 +18,7 @@ from ichat.fleet.worker_record import State
 ROOT = pathlib.Path(__file__).parent.parent
 ENGLISH, CHINESE, REFERENCE = "README.md", "README.zh.md", "docs/reference.md"
 LINES_MAX = 200
-ROLES = {"gateway", "worker", "key", "doctor", "convert", "config schema", "completion bash"}
+ROLES = {"gateway", "worker", "key", "doctor", "convert", "estimate", "config schema", "completion bash"}
 """The commands that need no running gateway, as the reference writes them."""
 _COMMENT = re.compile(r" *# .*$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")

@@ -37,7 +37,7 @@ LAYERS = [
     ["config"],
     ["protocol"],
     ["http"],
-    ["security", "routing", "hardware", "console"],
+    ["security", "routing", "hardware", "console", "placement"],
     ["fleet", "engines"],
     ["observability", "preflight"],
     ["proxy", "supervisor"],

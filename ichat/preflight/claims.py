@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from attrs import Factory, evolve, frozen
 
 from ichat.config.schema import ManagedWorkerConfig
+from ichat.placement.settings import SHARE, number_of
 from ichat.preflight.facts import VISIBLE, arguments_of
 
 MEMORY_SHARE = 0.9
@@ -105,16 +106,9 @@ def _gpus_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> set[int] | None:
 
 def memory_share(worker: ManagedWorkerConfig) -> float:
     """Return the configured share of its GPUs' memory for a worker."""
-    names = ("gpu_memory_utilization", "device_memory_utilization", "mem_fraction_static")
-    return number_in_arguments(worker, *names, default=MEMORY_SHARE)
+    return number_in_arguments(worker, *SHARE, default=MEMORY_SHARE)
 
 
 def number_in_arguments(worker: ManagedWorkerConfig, *names: str, default: float) -> float:
     """Return an engine argument by any of its names. The engine itself refuses a value that is no number."""
-    arguments = arguments_of(worker)
-    value = next((arguments[name] for name in names if name in arguments), default)
-    try:
-        number = default if isinstance(value, bool | list | dict) else float(value)
-    except ValueError:
-        return default
-    return number if math.isfinite(number) else default
+    return number_of(arguments_of(worker), *names, default=default)

@@ -30,6 +30,7 @@ from ichat.engines.kept_flags import Interpreter, read_kept
 from ichat.hardware.gpus import Gpu, GpuReader, has_other_gpus
 from ichat.preflight.hub import HubFacts, ask_hub, read_hub
 from ichat.preflight.model_files import has_architecture, lack_of
+from ichat.preflight.model_memory import MemoryNeed, read_need
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class Facts:
     """A path that may be meant; for an incomplete model, the missing part."""
     directory: str = ""
     """The directory that relative paths start from."""
+    need: MemoryNeed | None = None
+    """The memory that the model needs on each GPU; None: it is not known."""
     hub: HubFacts | None = None
     """The facts about a model that is named as on the hub; None: it is a path."""
     flags: Sequence[FlagEntry] | None = None
@@ -201,6 +204,7 @@ def read_facts(
         model=model,
         model_hint=hint,
         directory=_here(),
+        need=read_need(worker, arguments_of(worker), environment),
         hub=read_hub(worker, environment) if is_name else None,
         flags=kept.flags if kept is not None else None,
         has_engine_key=worker.backend in ENGINES and bool(environment.get(KEY_VARIABLE)),

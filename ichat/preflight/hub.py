@@ -102,16 +102,28 @@ def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Hub
     is_offline = any(environment.get(one, "").lower() in _TRUE for one in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     hub = (environment.get("HF_ENDPOINT") or _HUB).rstrip("/")
     token = _token_of(environment)
-    lack = _lack_in_cache(os.path.dirname(snapshots)) if is_cached and "revision" not in worker.backend_args else ""
+    lack = _lack_in_cache(cache, name) if is_cached and "revision" not in worker.backend_args else ""
     facts = HubFacts(name, cache, is_cached, is_offline, hub=hub, token=token, lack=lack)
     return facts if is_cached or is_offline else attrs.evolve(facts, answer="silent")
 
 
-def _lack_in_cache(directory: str) -> str:
+def snapshot_in(cache: str, name: str, revision: str = "main") -> str | None:
+    """Return the directory of a version of a model in the hub's cache; None: it is not there."""
+    place = pathlib.Path(cache, f"models--{name.replace('/', '--')}")
+    try:
+        reference = place / "refs" / revision
+        commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else revision
+        directory = place / "snapshots" / commit
+        return str(directory) if directory.is_dir() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _lack_in_cache(cache: str, name: str) -> str:
     """Return the part of the newest version of a model that the hub's cache lacks."""
     try:
-        commit = pathlib.Path(directory, "refs", "main").read_text(encoding="ascii").strip()
-        return lack_of(os.path.join(directory, "snapshots", commit))
+        directory = snapshot_in(cache, name)
+        return "" if directory is None else lack_of(directory)
     except (OSError, ValueError):
         return ""
 

@@ -16,6 +16,8 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import refusals_of
 from ichat.engines.flags import KEY_VARIABLE, engine_flags
 from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.placement.estimate import VLLM_SHARE
+from ichat.placement.settings import PIPELINE, SHARE, TENSOR
 from ichat.preflight.claims import Claims, claims_of, have_one_port, memory_share, number_in_arguments, overfull_gpus
 from ichat.preflight.facts import (
     ENGINES,
@@ -78,6 +80,7 @@ def obstacles_of(
         ("flags", _problems_of_flags(worker, facts)),
         ("sharing", _problems_of_sharing(worker, others, facts)),
         ("gpus", _problems_of_gpus(worker, facts)),
+        ("memory", _problems_of_need(worker, facts)),
         ("memory", () if is_later else _problems_of_memory(worker, facts)),
     )
     return [Obstacle(subject, sentence) for subject, sentences in found for sentence in sentences]
@@ -301,6 +304,29 @@ def _problems_of_memory(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[s
                 )
 
 
+def _problems_of_need(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
+    """Compare a model with the whole memory of its smallest GPU, by computed figures only."""
+    gpus = [gpu for gpu in _used_gpus(worker, facts) if gpu.memory_total_bytes and not gpu.is_split]
+    if facts.need is None or not gpus:
+        return
+    smallest = min(gpus, key=lambda gpu: gpu.memory_total_bytes or 0)
+    total = smallest.memory_total_bytes or 0
+    has_share = worker.backend == "vllm" and "kv_cache_memory_bytes" not in arguments_of(worker)
+    share = number_in_arguments(worker, *SHARE, default=VLLM_SHARE) if has_share else 1.0
+    if facts.need.bytes <= share * total:
+        return
+    parts, remedy = f"weights {gib(facts.need.weights_bytes)}", "raise tensor_parallel_size"
+    if facts.need.sequence_bytes:
+        parts += f", KV cache of {facts.need.context} tokens {gib(facts.need.sequence_bytes)}"
+        remedy += ", lower max_model_len"
+    used = f", of which vLLM uses {gib(share * total)}" if share < 1 else ""
+    each = " on each GPU" if _ranks(worker) > 1 else ""
+    yield (
+        f"The model needs {gib(facts.need.bytes)} GiB{each} ({parts}), and GPU {smallest.index} has {gib(total)}{used}:"
+        f" {remedy}, or choose a larger GPU."
+    )
+
+
 def _held(gpu: Gpu) -> str:
     if not gpu.processes:
         return "what holds the rest cannot be seen from here"
@@ -341,8 +367,8 @@ def _ids(worker: ManagedWorkerConfig, facts: Facts) -> list[int] | None:
 def _ranks(worker: ManagedWorkerConfig) -> int:
     if worker.backend not in ENGINES:
         return 1
-    tensor = number_in_arguments(worker, "tensor_parallel_size", "tp_size", "tp", default=1)
-    pipeline = number_in_arguments(worker, "pipeline_parallel_size", "pp_size", "pp", default=1)
+    tensor = number_in_arguments(worker, *TENSOR, default=1)
+    pipeline = number_in_arguments(worker, *PIPELINE, default=1)
     return max(int(tensor), 1) * max(int(pipeline), 1)
 
 

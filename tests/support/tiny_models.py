@@ -9,6 +9,7 @@ Run by an interpreter that has transformers and tokenizers (an engine's own). KI
     embedding   a BERT with vectors of length one, in the layout of sentence-transformers
     reranker    a BERT with a single score for a pair of texts
     vision      a Qwen2-VL that takes pictures
+    shapes      a Llama, a DeepSeek (MLA) and a Gemma 3 (windows), each in a directory, to measure their memory
 
 Each is a few megabytes and made in seconds. What they answer is noise, but the same noise every time: the weights come
 from a fixed seed.
@@ -260,12 +261,52 @@ def make_vision(directory: pathlib.Path) -> None:
     write(directory, "preprocessor_config.json", pictures)
 
 
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "max_position_embeddings": CHAT_LENGTH_MAX,
+}
+LATENT = {
+    "num_hidden_layers": 3, "num_key_value_heads": 8, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "moe_intermediate_size": 128, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 1_024,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+    },
+    "moe_layer_freq": 1, "scoring_func": "softmax",  # SGLang wants them said
+}  # fmt: skip
+
+
+def make_shape(directory: pathlib.Path, kind: str, **dimensions: object) -> None:
+    """Write a model without a tokenizer: engines need none to say how large their KV cache is."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    config = AutoConfig.for_model(kind, **{**SHAPE, **dimensions})
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def make_shapes(directory: pathlib.Path) -> None:
+    """Write models with each attention that is understood, each in a directory of its own."""
+    make_shape(directory / "grouped", "llama", num_hidden_layers=3, num_key_value_heads=2, head_dim=64)
+    make_shape(directory / "latent", "deepseek_v2", **LATENT)
+    make_shape(
+        directory / "windows", "gemma3_text", num_hidden_layers=7, num_key_value_heads=2, head_dim=64,
+        sliding_window=512, num_attention_heads=4, max_position_embeddings=4 * CHAT_LENGTH_MAX,
+    )  # fmt: skip
+
+
 KINDS = {
     "chat": make_chat,
     "adapter": make_adapter,
     "embedding": make_embedding,
     "reranker": make_reranker,
     "vision": make_vision,
+    "shapes": make_shapes,
 }
 
 if __name__ == "__main__":
