@@ -14,6 +14,7 @@ import pytest
 import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
 from support.peers import OWN_SECRET, Client, Upstream
+from support.relay_site import tls_fixture  # noqa: F401
 from support.worker_rig import make_worker_fixture  # noqa: F401
 
 from ichat.admin.reload import ConfigFile

@@ -4,13 +4,11 @@ Each row of the table is a fault under streams, short requests on new and on kep
 """
 
 import signal
-import ssl
 import time
 
 import psutil
 import pytest
 import trio
-import trustme
 from support.deployments import free_port, worker
 from support.peers import until
 from support.programs import alive
@@ -163,22 +161,6 @@ BOUNDS = {
 """The timeouts that a row waits for."""
 WORKERS = dict.fromkeys((owner_killed, owner_lost), worker("s"))
 """Of a row that says what becomes of a worker which shall stop with its gateway."""
-
-
-@pytest.fixture(scope="session")
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture
-def tls(authority, tmp_path):
-    """Return the settings of a gateway with a certificate, and the context of its clients."""
-    certificate = authority.issue_cert("localhost")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
-    return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
 
 
 async def live(gateway, row, load_of, *tls):

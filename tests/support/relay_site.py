@@ -10,13 +10,16 @@ import hashlib
 import json
 import select
 import signal
+import ssl
 import time
 from functools import partial
 
 import attrs
 import psutil
+import pytest
 import trio
 import trio.lowlevel
+import trustme
 from support.peers import SSE_END, SSE_HEAD, event, plain, until
 from support.programs import LIMIT_S
 
@@ -172,6 +175,8 @@ class Load:
 
         There are `streams` of them, and more until each relay has one.
         """
+        lanes = [trio.Semaphore(1, max_value=1) for _ in range(kept)]
+        connections = [None] * kept
         async with trio.open_nursery() as nursery:
             self.start_soon = nursery.start_soon
             for _ in range(streams):
@@ -182,8 +187,6 @@ class Load:
                 nursery.start_soon(self._stream)
                 await trio.lowlevel.checkpoint()
                 await until(self._have_begun)
-            lanes = [trio.Semaphore(1, max_value=1) for _ in range(kept)]
-            connections = [None] * kept
             task_status.started()
             due, number = trio.current_time(), 0
             while not self.is_over:
@@ -192,11 +195,9 @@ class Load:
                 nursery.start_soon(self._request, *((lanes, connections, lane) if lane < kept else (None, None, 0)))
                 due = max(due + 1 / requests_s, trio.current_time() - 1)
                 await trio.sleep_until(due)
-            for lane, one in enumerate(lanes):
-                async with one:
-                    if connections[lane] is not None:
-                        await trio.aclose_forcefully(connections[lane])
-                        connections[lane] = None
+        for connection in connections:  # the last requests may have opened some
+            if connection is not None:
+                await trio.aclose_forcefully(connection)
 
     def _relays(self):
         return self._site.relays().values()
@@ -464,3 +465,15 @@ async def site_of(gateway, port, relays, text="", settings="", route="", trust=N
             upstream.ends.set()
             upstream.opens.set()
             nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(name="tls")
+def tls_fixture(tmp_path):
+    """Return the settings of a gateway with a certificate, and the context of its clients."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    return f'tls_certificate = "{tmp_path}/chain.pem"\ntls_key = "{tmp_path}/key.pem"\n', trust
