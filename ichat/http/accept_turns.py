@@ -8,6 +8,7 @@ reports connections that wait already.
 
 import functools
 import logging
+import math
 import select
 import socket
 from collections.abc import Callable
@@ -32,8 +33,10 @@ OUT_ABOVE = 1.125
 SHED_ABOVE = 1.25
 MORE = 8
 """This many more than a multiple of the mean are never too many: small numbers vary."""
-SHED_AFTER_S = 1.0
-SHED_EVERY = 10
+EVEN_WITHIN = 0.06
+"""Kept connections are even if no process has more than the mean by this part of it, and by more than a connection."""
+SHED_MAX = 16
+"""The most connections that a process ends between two comparisons: each costs its client another connection."""
 
 
 @attrs.frozen
@@ -53,39 +56,42 @@ def stays_out(own: int, mean: float, *, is_fewest: bool) -> bool:
     return not is_fewest and own > mean * OUT_ABOVE + MORE
 
 
-def has_many_requests(own: int, mean: float) -> bool:
-    """Return whether a process has clearly more requests in flight than its peers."""
-    return own > mean * SHED_ABOVE + MORE
+def surplus_of(own: int, mean: float) -> int:
+    """Return how many of its kept connections a process should leave to its peers."""
+    return max(0, math.ceil(own - mean - max(1.0, mean * EVEN_WITHIN)))
 
 
-def is_shed(number: int, many_since: float | None, now: float) -> bool:
-    """Return whether the response of this number ends its connection, so that the client connects to another process.
-
-    `many_since` is when the process began to have many requests, None if it has few; by the same clock as `now`.
-    """
-    return many_since is not None and now - many_since >= SHED_AFTER_S and number % SHED_EVERY == 0
+def surplus_of_requests(own: int, mean: float) -> int:
+    """Return how many of its requests in flight a process should leave to its peers: few vary too much to count."""
+    return math.ceil(own - mean) if own > mean * SHED_ABOVE + MORE else 0
 
 
 @attrs.define(eq=False)
 class Shedding:
-    """Ends some kept connections while a process has many requests: a proxy's few connections may be heavy."""
+    """Ends some kept connections while a process has too many of them, or too many requests.
 
-    _hub: Hub
-    many_since: float | None = None
-    """On the hub's clock."""
-    _responses: int = 0
+    A proxy has few connections, which stay and may be heavy. If it opens several at once, they reach the same process.
+    """
 
-    def see(self, requests: int, mean: float) -> None:
-        """Note how many requests are in flight, here and on average."""
-        if not has_many_requests(requests, mean):
-            self.many_since = None
-        elif self.many_since is None:
-            self.many_since = self._hub.update_clock()
+    _surplus: int = 0
+    """By the last comparison."""
+    left: int = 0
+    """How many connections will end before the next comparison, each with a response."""
+
+    def see(self, requests: int, connections: int, peers: Peers) -> None:
+        """Compare the requests in flight and the connections with those of the peers.
+
+        A surplus counts if the last comparison had a surplus, too: a burst may leave by itself.
+        """
+        surplus = max(surplus_of(connections, peers.connections), surplus_of_requests(requests, peers.requests))
+        self._surplus, self.left = surplus, min(surplus, self._surplus, SHED_MAX)
 
     def sheds_next(self) -> bool:
         """Return whether the next response ends its connection."""
-        self._responses += 1
-        return is_shed(self._responses, self.many_since, self._hub.now)
+        if not self.left:
+            return False
+        self.left -= 1
+        return True
 
 
 @attrs.define(eq=False)
@@ -149,6 +155,12 @@ class AcceptTurns:
         """
         for turn in list(self._turns.values()):
             turn(0)
+
+    def give_way(self) -> None:
+        """Leave the next connection to a peer, if any waits for it."""
+        if not self.is_out:
+            for listener in self._turns:
+                self._to_the_end(listener)
 
     def retire(self) -> None:
         """Accept the connections that wait, and none after that: peers accept the rest."""

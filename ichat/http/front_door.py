@@ -97,7 +97,7 @@ class FrontDoor(Generic[Caller]):
 
     def __attrs_post_init__(self) -> None:
         self.turns = AcceptTurns(self.hub, self._accepted, self.counts)
-        self._shedding = Shedding(self.hub)
+        self._shedding = Shedding()
 
     def __repr__(self) -> str:
         state = " draining" if self.draining else " retiring" if self.retirement is not None else ""
@@ -120,17 +120,12 @@ class FrontDoor(Generic[Caller]):
         """Encrypt new connections by this from now on; None: not at all."""
         self.tls = tls
 
-    def see_peers(self, peers: Peers, requests: int | None = None) -> None:
-        """Compare with the processes that accept from the same listeners; called about once a second.
-
-        `requests` is how many were in flight here when the mean of all was made; None: those of this moment.
-        """
+    def see_peers(self, peers: Peers, requests: int, connections: int) -> None:
+        """Compare these figures with those of the processes that accept from the same listeners, once a second."""
         self.turns.see(peers)
-        if requests is None:
-            requests = sum(not client.idle for client in self.clients)
-        self._shedding.see(requests, peers.requests)
+        self._shedding.see(requests, connections, peers)
         if self.retirement is None:
-            self.ends_connection = None if self._shedding.many_since is None else self._shedding.sheds_next
+            self.ends_connection = self._shedding.sheds_next if self._shedding.left else None
 
     async def serve_forever(self, listeners: list[socket.socket]) -> None:
         """Accept and serve until cancelled, which cuts every exchange; ``drain`` first. Closes the listeners."""
@@ -292,6 +287,8 @@ class FrontDoor(Generic[Caller]):
     def _uncount(self, peer: str) -> None:
         self.counts.end(peer)
         self.turns.update()
+        if self.ends_connection is not None:
+            self.turns.give_way()
 
     # The requests of a connection.
 

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import trio
 
@@ -84,8 +84,8 @@ class RelayProcess:
         self._inner = InnerSocket(self._pool, os.path.join(directory, INNER_SOCKET), self._ownerless)
         self._cors: Cors | None = None
         self._door: FrontDoor[None] | None = None
-        self._requests = 0
-        """In flight, as the owner heard last."""
+        self._sent = (0, 0)
+        """The requests in flight and the connections of the last pulse."""
         self._is_accepting = False
         self._has_drained = False
         self._ended = trio.Event()
@@ -244,16 +244,16 @@ class RelayProcess:
             return
         numbers = [frame.content.get(name) for name in ("connections", "requests")]
         if all(isinstance(number, int | float) for number in numbers):
-            means: list[Any] = numbers
-            is_fewest = frame.content.get("is_fewest") is True
-            self._door.see_peers(Peers(*means, is_fewest=is_fewest), self._requests)
+            means, is_fewest = cast("list[float]", numbers), frame.content.get("is_fewest") is True
+            least = map(min, self._sent, _figures_of(self._door))  # some have ended since the means were made
+            self._door.see_peers(Peers(*means, is_fewest=is_fewest), *least)
         self._send_pulse()
 
     def _send_pulse(self) -> None:
         assert self._door is not None
-        self._requests = sum(not client.idle for client in self._door.clients)
+        self._sent = requests, connections = _figures_of(self._door)
         self.send(Note("pulse", 0, {
-            "connections": self._door.counts.total, "requests": self._requests,
+            "connections": connections, "requests": requests,
             "cpu_ms": time.process_time_ns() // 1_000_000, "rss": _own_rss(),
         }))  # fmt: skip
         if self._parts is None:
@@ -363,6 +363,11 @@ class RelayProcess:
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:
     """Identify no client: only the owner knows keys."""
+
+
+def _figures_of(door: FrontDoor[None]) -> tuple[int, int]:
+    """Return how many requests are in flight at a door, and how many connections it has."""
+    return sum(not client.idle for client in door.clients), door.counts.total
 
 
 def _own_rss() -> int:

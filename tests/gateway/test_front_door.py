@@ -15,7 +15,7 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
-from ichat.http.accept_turns import SHED_AFTER_S, Peers
+from ichat.http.accept_turns import Peers
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
 from ichat.http.hub import SWEEP_S, Hub
@@ -547,24 +547,29 @@ async def test_a_retiring_door_lets_exchanges_end_and_cuts_them_after_its_time(m
     assert (overdue.is_set(), door.cancelled) == (True, 1)
 
 
-async def test_a_busy_process_ends_some_kept_connections(door, connect):
-    """With clearly more requests in flight than its peers have, a door ends a connection with one response in ten."""
+@pytest.mark.parametrize("has_requests", [True, False])
+async def test_a_process_with_a_surplus_ends_some_kept_connections(door, connect, has_requests):
+    """With clearly more than its peers for two comparisons, a door ends as many connections, each with a response."""
     port = await door.open()
-    busy = [await connect(port) for _ in range(9)]
+    busy = [await connect(port) for _ in range(11)]
     for client in busy:
         await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
-    await until(lambda: len(door.requests) == 9)
-    door.door.see_peers(Peers(9, 0, is_fewest=True))
-    since = trio.current_time()
-    await until(lambda: trio.current_time() >= since + SHED_AFTER_S)
+    await until(lambda: len(door.requests) == 11)
     others = [await connect(port) for _ in range(20)]
-    ended = [b"connection" in (await client.get(b"/"))[1] for client in others]
-    assert sum(ended) == 2
+    peers = Peers(31, 1, is_fewest=True) if has_requests else Peers(20, 11, is_fewest=True)
+
+    async def ended():
+        return sum([b"connection" in (await client.get(b"/"))[1] for client in others])
+
+    assert await ended() == 0
+    door.door.see_peers(peers, 11, 31)
+    assert await ended() == 0
+    door.door.see_peers(peers, 11, 31)
+    assert await ended() == 10
+    door.door.see_peers(Peers(31, 11, is_fewest=True), 11, 31)
     door.go_on.set()
     for client in busy:
-        await client.response(b"GET")
-    door.door.see_peers(Peers(9, 0, is_fewest=True))
-    assert not any([b"connection" in (await client.get(b"/"))[1] for client in others if not ended.pop(0)])
+        assert b"connection" not in (await client.response(b"GET"))[1]
 
 
 @pytest.mark.parametrize("kind", ["pipelined", "chunks"])

@@ -182,6 +182,8 @@ class Load:
 
         There are `streams` of them, and more until each relay has one.
         """
+        lanes = [trio.Semaphore(1, max_value=1) for _ in range(kept)]
+        connections = [None] * kept
         async with trio.open_nursery() as nursery:
             self.start_soon = nursery.start_soon
             for _ in range(streams):
@@ -192,8 +194,6 @@ class Load:
                 nursery.start_soon(self._stream)
                 await trio.lowlevel.checkpoint()
                 await until(self._have_begun)
-            lanes = [trio.Semaphore(1, max_value=1) for _ in range(kept)]
-            connections = [None] * kept
             task_status.started()
             due, number = trio.current_time(), 0
             while not self.is_over:
@@ -202,11 +202,9 @@ class Load:
                 nursery.start_soon(self._request, *((lanes, connections, lane) if lane < kept else (None, None, 0)))
                 due = max(due + 1 / requests_s, trio.current_time() - 1)
                 await trio.sleep_until(due)
-            for lane, one in enumerate(lanes):
-                async with one:
-                    if connections[lane] is not None:
-                        await trio.aclose_forcefully(connections[lane])
-                        connections[lane] = None
+        for connection in connections:  # the last requests may have opened some
+            if connection is not None:
+                await trio.aclose_forcefully(connection)
 
     def _relays(self):
         return self._site.relays().values()

@@ -12,17 +12,19 @@ from ichat.http.accept_turns import (
     ACCEPT_MAX,
     EVENTS,
     MORE,
-    SHED_AFTER_S,
-    SHED_EVERY,
+    SHED_MAX,
     AcceptTurns,
     Peers,
     Shedding,
     stays_out,
+    surplus_of,
+    surplus_of_requests,
 )
 from ichat.http.parties import ConnectionCounts
 
 FULL = Peers(connections=0, requests=0, is_fewest=False)
 """By these, a process with more than a few connections has too many."""
+FEW = Peers(connections=10, requests=10, is_fewest=False)
 
 
 class Hub:
@@ -31,10 +33,6 @@ class Hub:
     def __init__(self):
         self.ready = {}
         self.changes = []
-        self.now = 0.0
-
-    def update_clock(self):
-        return self.now
 
     def watch(self, fd, events, ready):
         assert events == EVENTS == select.EPOLLIN | select.EPOLLEXCLUSIVE
@@ -95,27 +93,43 @@ def test_a_process_with_clearly_more_than_the_mean_stays_out(own, mean, is_out):
     assert not stays_out(own, mean, is_fewest=True)
 
 
-def test_one_response_in_ten_ends_its_connection_after_a_second_of_many_requests():
-    """Shedding begins when there were many requests for a second, and ends with them."""
-    hub = Hub()
-    shedding, many = Shedding(hub), 10 * 1.25 + MORE + 1
+@pytest.mark.parametrize(
+    ("own", "mean", "surplus"),
+    [(11, 32 / 3, 0), (12, 32 / 3, 1), (25, 32 / 3, 14), (1, 1 / 3, 0), (2, 2 / 3, 1), (2, 1, 0), (106, 100, 0),
+     (107, 100, 1)],
+)  # fmt: skip
+def test_kept_connections_above_the_mean_are_a_surplus(own, mean, surplus):
+    """More than a connection, and more than 6 % of the mean; connections that are even have none."""
+    assert surplus_of(own, mean) == surplus
 
-    def see(requests, now):
-        hub.now = now
-        shedding.see(requests, 10)
 
-    def shed(now):
-        hub.now = now
-        return sum(shedding.sheds_next() for _ in range(5 * SHED_EVERY))
+@pytest.mark.parametrize(("own", "mean", "surplus"), [(20, 10, 0), (21, 10, 11), (133, 100, 0), (134, 100, 34)])
+def test_requests_clearly_above_the_mean_are_a_surplus(own, mean, surplus):
+    """Few requests in flight are none, as their number varies."""
+    assert surplus_of_requests(own, mean) == surplus
 
-    see(many, 100.0)
-    assert shed(100.0 + SHED_AFTER_S / 2) == 0
-    see(many, 100.0 + SHED_AFTER_S / 2)
-    assert shed(100.0 + SHED_AFTER_S) == 5
-    see(many - 1, 101.0)
-    assert shed(200.0) == 0
-    see(many, 200.0)
-    assert shed(200.0) == 0
+
+def test_a_lasting_surplus_ends_as_many_connections():
+    """A surplus of two comparisons does, but not more connections than a bound; nothing ends in the meantime."""
+    shedding = Shedding()
+
+    def shed():
+        return sum(shedding.sheds_next() for _ in range(5 * SHED_MAX))
+
+    shedding.see(0, 20, FEW)
+    assert shed() == 0
+    shedding.see(0, 18, FEW)
+    assert (shedding.left, shed(), shed()) == (7, 7, 0)
+    shedding.see(0, 11, FEW)
+    assert shed() == 0
+    shedding.see(0, 100, FEW)
+    shedding.see(0, 100, FEW)
+    assert shed() == SHED_MAX
+    shedding.see(0, 10, FEW)
+    for requests in (30, 22):
+        assert shed() == 0
+        shedding.see(requests, 10, FEW)
+    assert shed() == 12
 
 
 async def test_a_turn_has_a_bound_and_ends_behind_the_others(site):
@@ -128,6 +142,16 @@ async def test_a_turn_has_a_bound_and_ends_behind_the_others(site):
     assert (len(site.accepted), site.hub.changes) == (ACCEPT_MAX + 3, ["forget", "watch"] * 2)
     site.hub.serve()
     assert site.hub.changes == ["forget", "watch"] * 2
+
+
+async def test_giving_way_goes_behind_the_others(site):
+    """The next connection is a peer's then; a process that is out stays out."""
+    await site.run()
+    site.turns.give_way()
+    assert site.hub.changes == ["forget", "watch"]
+    site.turns.stop()
+    site.turns.give_way()
+    assert site.hub.changes == ["forget", "watch", "forget"]
 
 
 async def test_too_many_connections_keep_a_process_out_until_enough_have_ended(site):
