@@ -12,6 +12,7 @@ import pytest
 import trio
 from support.deployments import free_port, pid_of, stream, worker
 from support.peers import until
+from support.programs import LIMIT_S
 from support.relay_site import Result, ask, site_of
 from support.takeovers import begin, change, finish, stops_at, take_over_in_a_row, until_stopped
 
@@ -133,8 +134,9 @@ async def test_limits_count_the_requests_that_the_old_process_still_has(gateway,
 
 
 async def ask_once(site, result):
-    async with await site.connect() as stream:
-        await ask(stream, {"model": "m"}, result)
+    with trio.fail_after(LIMIT_S):
+        async with await site.connect() as stream:
+            await ask(stream, {"model": "m"}, result)
 
 
 def test_a_takeover_during_a_load_is_refused_before_the_freeze(gateway, start, tmp_path):
