@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -9,10 +10,13 @@ from functools import partial
 
 import pytest
 import trio
-from support.deployments import free_port, worker
+from support.deployments import free_port, pid_of, stream, worker
 from support.peers import until
+from support.programs import LIMIT_S
 from support.relay_site import Result, ask, site_of
-from support.takeovers import begin, change, finish, take_over_in_a_row
+from support.takeovers import begin, change, finish, stops_at, take_over_in_a_row, until_stopped
+
+from ichat.errors import EXIT_UNAVAILABLE
 
 LOGS = '[logs]\naccess_log = ""\n'
 ASK = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]})
@@ -130,8 +134,59 @@ async def test_limits_count_the_requests_that_the_old_process_still_has(gateway,
 
 
 async def ask_once(site, result):
-    async with await site.connect() as stream:
-        await ask(stream, {"model": "m"}, result)
+    with trio.fail_after(LIMIT_S):
+        async with await site.connect() as stream:
+            await ask(stream, {"model": "m"}, result)
+
+
+def test_a_takeover_during_a_load_is_refused_before_the_freeze(gateway, start, tmp_path):
+    """The load goes on, with the request that waits for it; other requests are served."""
+    loads = worker("a", 'load = "on_demand"\nload_s = 600')
+    old = gateway(loads + worker("b") + LOGS).wait_until_ready("b-0")
+    with stream(old, {"model": "a", "messages": []}) as waiting:
+        old.until(lambda: old.state("a-0") == "loading")
+        pid = pid_of(old, "a-0")
+        new = begin(start, tmp_path / "ichat.toml")
+        old.until(lambda: new.process.poll() is not None)
+        assert new.process.returncode == EXIT_UNAVAILABLE
+        assert "There was no takeover: Worker a-0 is being" in new.text()
+        assert "asks for this gateway" not in old.text()
+        assert (pid_of(old, "a-0"), old.state("a-0")) == (pid, "loading")
+        assert old.ask("/v1/chat/completions", {"model": "b", "messages": []})[0] == 200
+        waiting.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting.recv(1)
+
+
+async def test_a_second_takeover_at_once_is_refused(gateway, start, tmp_path):
+    """The first goes on, and succeeds."""
+    path = tmp_path / "ichat.toml"
+    async with site_of(gateway, free_port(), 0, LOGS) as site:
+        first = begin(start, path, **stops_at("new 2"))
+        await until_stopped(first)
+        second = begin(start, path)
+        await until(lambda: second.process.poll() is not None)
+        assert second.process.returncode == EXIT_UNAVAILABLE
+        assert "Another takeover of this gateway is under way" in second.text()
+        first.process.send_signal(signal.SIGCONT)
+        await finish(site, first)
+        await ask_once(site, result := Result())
+        assert result.status == 200
+
+
+def test_the_old_process_goes_on_if_its_state_cannot_be_written(gateway, start, tmp_path):
+    """As on a full disk: the new process ends with a sentence. Once it can be written, a takeover succeeds."""
+    old = gateway(worker() + LOGS, port=free_port()).wait_until_ready("m-0")
+    obstacle = tmp_path / "state" / "workers.new"
+    obstacle.mkdir()
+    new = begin(start, tmp_path / "ichat.toml")
+    old.until(lambda: new.process.poll() is not None)
+    assert new.process.returncode == EXIT_UNAVAILABLE
+    assert "The running gateway cannot write its state" in new.text()
+    assert old.ask("/v1/chat/completions", {"model": "m", "messages": []})[0] == 200
+    obstacle.rmdir()
+    new = begin(start, tmp_path / "ichat.toml").wait_for_port()
+    assert new.ask("/v1/chat/completions", {"model": "m", "messages": []})[0] == 200
 
 
 HALF = """
