@@ -14,7 +14,7 @@ from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
 from ichat.observability.access_log import AccessLog, shown_path
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import CLIENT_LEFT, RecordSink, RequestRecord, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, RequestRecord, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.protocol.messages import HEARTBEAT_PATHS
@@ -106,7 +106,7 @@ class Gateway:
         caller = auth.caller(head, peer)
         if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, path, head.headers):
             return caller
-        if is_control(path):
+        if path not in ROUTES and is_control(path):
             self._check_control(head, path, caller)
             return caller
         if path.rstrip(b"/") in CHANGES_MODELS:
@@ -140,7 +140,7 @@ class Gateway:
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return the headers for browsers in the response to a request with this head."""
-        sealed = () if is_control(head.path) else SEALED
+        sealed = () if head.path not in ROUTES and is_control(head.path) else SEALED
         return [*sealed] if self.cors is None else [*sealed, *self.cors.headers_for(head.path, head.headers)]
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
@@ -148,7 +148,8 @@ class Gateway:
         exchange, phase = Exchange(self.context, request, client, caller), ""
         progress = exchange.progress
         try:
-            kind = kind_of(request, self.cors)
+            is_usual = request.method == b"POST" and request.path in ROUTES
+            kind = "model" if is_usual else kind_of(request, self.cors)
             if kind in ("model", "engine"):
                 self._begin(exchange, request, is_known=kind == "model")
                 await exchange.forward()

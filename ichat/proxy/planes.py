@@ -28,7 +28,7 @@ RequestKind = Literal["model", "engine", "response", "preflight", "worker", "con
 
 def is_control(path: bytes) -> bool:
     """Return whether a path belongs to the control plane."""
-    return path not in ROUTES and (path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW))
+    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
 def kind_of(request: Request, cors: Cors | None) -> RequestKind:
