@@ -283,7 +283,7 @@ class Relays:
                 if self.settings.receive(relay, frame) and relay.state == "starting":
                     self._accept(relay)
             case Note("pulse"):
-                relay.note_pulse(frame)
+                relay.note_pulse(frame, trio.current_time())
             case Note("record"):
                 self._recorded(frame)
             case Note("drained" | "retiring"):

@@ -60,7 +60,9 @@ class OtherProcess:
         await trio.lowlevel.wait_readable(self._pidfd)
 
     async def wait_readable(self) -> None:
-        """Wait until there is something to receive, or the end of the connection."""
+        """Wait until there is something to receive, or the end of the connection. Raises trio.ClosedResourceError."""
+        if self._sock.fileno() < 0:
+            raise trio.ClosedResourceError
         await trio.lowlevel.wait_readable(self._sock)
 
     async def wait_writable(self) -> None:

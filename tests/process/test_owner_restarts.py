@@ -161,6 +161,29 @@ def test_limits_are_exact_over_a_crash(owner, upstream, limit, monkeypatch):
     assert upstream.most == 1
 
 
+def test_a_request_that_two_owners_died_with_is_refused(owner):
+    """It may be the cause. It has its 503 at once; what goes on is served by the third owner, and so is the next."""
+    more, route = "owner_wait_s = 600\n", "max_in_flight = 1"
+    program = owner(more, route)
+    stream, answers = begin_stream(program), []
+    waiter = threading.Thread(target=lambda: answers.append(program.ask("/v1/chat/completions", {"model": "m"})))
+    waiter.start()
+    program.until(lambda: waiting_at(program) == 1)
+    kill(program)
+    after = owner(more, route)
+    after.until(lambda: waiting_at(after) == 1)
+    assert answers == []
+    kill(after)
+    waiter.join(LIMIT_S)
+    [(status, answer)] = answers
+    assert (status, answer["error"]["code"]) == (503, "owner_away")
+    third = owner(more, route)
+    assert third.get("/v1/admin/requests")[1]["total"] == 1
+    assert third.ask_by("DELETE", f"/v1/admin/requests/{stream.getheader('x-request-id')}")[0] in (200, 202, 204)
+    assert b"request_cancelled" in stream.read()
+    assert third.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+
+
 def test_requests_of_an_earlier_owner_are_listed_and_cancelled(owner, upstream):
     """The next owner shows the stream that goes on, cancels it by its id, and has its place free then."""
     program = owner("", "max_in_flight = 1")

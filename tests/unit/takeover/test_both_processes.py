@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 import trio
+import trio.testing
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.roles.gateway_after_takeover import FOLLOW_S, tell_manager
@@ -58,6 +60,43 @@ async def test_a_signal_at_the_moment_of_the_go_stops_the_new_process(tmp_path):
             new = await nursery.start(functools.partial(trio.run_process, command, check=False))
             assert await server.wait_gone(server.gone.wait)
             assert await new.wait() == -signal.SIGTERM
+            nursery.cancel_scope.cancel()
+
+
+class SlowGiver(Giver):
+    """A gateway that needs time to become quiet."""
+
+    def __init__(self):
+        self.is_frozen, self.has_begun, self.written = False, trio.Event(), trio.Event()
+
+    async def freeze(self):
+        self.has_begun.set()
+        await self.written.wait()
+        self.is_frozen = True
+        await trio.lowlevel.checkpoint()
+        return Handed({}, {}, [])
+
+    def thaw(self):
+        self.is_frozen = False
+
+
+async def test_a_freeze_that_goes_on_for_a_moment_after_the_thaw_leaves_nothing_frozen(tmp_path):
+    """A stop signal arrives just when a part of the gateway has become quiet."""
+    giver = SlowGiver()
+    server = TakeoverServer(str(tmp_path), giver, 1)
+    with trio.fail_after(LIMIT_S), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.serve_forever)
+            sock.connect(str(tmp_path / "takeover"))
+            hello = {"kind": "hello", "protocol": PROTOCOL, "directory": str(tmp_path)}
+            for message in (hello, {"kind": "freeze"}):
+                sock.send(json.dumps(message).encode())
+            await giver.has_begun.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            giver.written.set()
+            assert await server.stop()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not giver.is_frozen
             nursery.cancel_scope.cancel()
 
 
@@ -137,3 +176,14 @@ async def test_a_service_manager_that_reads_nothing_is_an_error(manager, autojum
     caplog.clear()
     await tell_manager(Notifier(), 7)
     assert caplog.text == ""
+
+
+async def test_a_connection_that_is_closed_before_anything_waits_for_it_ends_the_wait():
+    """Another task may drop it at any time, such as a freeze that fails at once."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        peer = OtherProcess(ours)
+        peer.close()
+        with pytest.raises(trio.ClosedResourceError):
+            await peer.wait_readable()
+        peer.forget()
