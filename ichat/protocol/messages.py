@@ -325,12 +325,14 @@ def parse_heartbeat(body: object) -> Heartbeat:
 
 def saved_form(heartbeat: Heartbeat, args: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a heartbeat as JSON can hold it, without parts that are empty by default."""
-    known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
+    fields = attrs.fields(Heartbeat)
+    known = {field.name: getattr(heartbeat, field.name) for field in fields}
+    needed = {field.name for field in fields if field.default is attrs.NOTHING}
     known["models"] = [attrs.asdict(model) for model in heartbeat.models]
     known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
     known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
     known["args"] = args
-    return {name: value for name, value in known.items() if value or name == "model_name"}
+    return {name: value for name, value in known.items() if value or name in needed}
 
 
 def response_tag(worker_id: str, start_id: str) -> str:

@@ -14,6 +14,7 @@ ARGS = {"max_model_len": 4096, "nested": {"a": [1, None, "ü"]}}
 HEARTBEATS = [
     Heartbeat("w", "m", "10.0.0.1", 8000),
     Heartbeat("w", "", "10.0.0.1", 8000, state="gone"),
+    Heartbeat("w", "m", "127.0.0.1", 0, state="ready", unix_socket=True),
     Heartbeat(
         "w", "m", "10.0.0.1", 8000, models=[ModelCard("m", "/m", None, 9), ModelCard("lora", parent="m")],
         model_names=["m"], group=Group("g", 0, 2), backend="vllm", state="loading", phase="loading weights",
