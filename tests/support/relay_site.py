@@ -39,7 +39,8 @@ class CountingUpstream:
     """Serves plain responses and streams, and counts the requests that it has at once.
 
     A new request first drops those whose connections are closed. The kernel of a busy machine may report that later
-    than the end of the process that had them, so a new maximum counts only those that are open after `SETTLE_S`.
+    than the end of the process that had them, so a new maximum counts only those that are open after `SETTLE_S`. This
+    process may also read a request later than its end: such a request does not count.
     """
 
     def __init__(self):
@@ -94,6 +95,8 @@ class CountingUpstream:
         if len(before) >= self.most or sum(of == who for of in before.values()) >= self.most_of_one:
             if before:
                 await trio.sleep(SETTLE_S)
+            if _has_ended(stream.socket):  # it was read after another request that may be there since its end
+                return
             before = {one: of for one, of in before.items() if not _has_ended(one.socket)}
             self.most = max(self.most, 1 + len(before))
             self.most_of_one = max(self.most_of_one, 1 + sum(of == who for of in before.values()))
