@@ -39,7 +39,8 @@ Server-sent events. The first is `state`, an EventState, which is sent again to 
 follow: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
 `machines`, with the lists `models` and `machines` of those that have changed, and `gone`; `sample`, the newest values \
 of the history with `usage_storage`; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
-`config`, a ConfigState, at each change of the configuration file or its state; `keys`, at changes of keys. \
+`config`, a ConfigState, at each change of the configuration file or its state; `keys`, at changes of keys; \
+`gateway`, as in `state`, at changes of the gateway's process and its relays. \
 A comment is sent after each {KEEP_ALIVE_S:g} s without an event. \
 The stream ends with the gateway."""
 _VALUES: Schema = {"type": "array", "items": {"type": ["number", "null"]}}

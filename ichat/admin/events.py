@@ -18,6 +18,7 @@ from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
 from ichat.admin.lists import Pieces, joined, to_json
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
+from ichat.admin.views import GatewayView
 from ichat.fleet.views import summarize
 from ichat.http import sse
 from ichat.listeners import Listeners
@@ -148,6 +149,8 @@ class EventStreams:
             _Kind("models", "models", self._read_models),
             _Kind("machines", "machines", self._read_machines),
         )
+        self._told_gateway: GatewayView | None = None
+        """The gateway as it was sent last, without times."""
         self._figures_at = self._machines_at = 0.0
         """When the task looks at figures, and at machines, again."""
         overview.history.sampled.add(self._send_sample)
@@ -236,8 +239,18 @@ class EventStreams:
             if event is not None:
                 _put(event, self._followers)
         if with_figures:
+            self._send_gateway()
             self._send_requests()
         await self._send_state()
+
+    def _send_gateway(self) -> None:
+        """Send the gateway's process and its relays, if more than times has changed."""
+        view = self._overview.gateway()
+        relays = [attrs.evolve(one, age_s=0.0, cpu_s=0.0) for one in view.relays]
+        marks = attrs.evolve(view, uptime_s=0.0, relays=relays)
+        if marks != self._told_gateway:
+            self._told_gateway = marks
+            self.send_to_all("gateway", view)
 
     def _send_requests(self) -> None:
         curious = [one for one in self._followers if one.wants_requests]

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import trio
@@ -16,7 +16,8 @@ from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.requests_in_flight import RequestsInFlight
-from ichat.relays.figures import RelayView
+from ichat.relays.figures import RelayFigures
+from ichat.supervisor.starts import Starts
 
 
 @attrs.frozen
@@ -33,13 +34,20 @@ class Overview:
     gateway_id: str
     started_at: float
     """In seconds since 1970."""
-    relays: Callable[[], Sequence[RelayView]] = list
-    """Returns the processes that have the clients' connections."""
+    starts: Starts
+    relays: Sequence[RelayFigures]
+    """Of the processes that have the clients' connections; none: this process has them."""
 
     def gateway(self) -> views.GatewayView:
         """Return the gateway's process."""
         uptime_s = round(time.time() - self.started_at, 3)
-        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s, self.relays())
+        starts, saved = self.starts, self.starts.saved
+        return views.GatewayView(
+            self.gateway_id, ichat.__version__, os.getpid(), uptime_s,
+            [view for one in self.relays for view in one.views()], starts.term,
+            saved.last_crash, saved.last_takeover, next((one.last_crash for one in self.relays), None),
+            starts.retiring_pid,
+        )  # fmt: skip
 
     def model(self, name: str) -> views.ModelLoad:
         """Return the load of a model."""

@@ -12,9 +12,10 @@ from ichat.fleet.worker_record import State
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
 from ichat.protocol.messages import Count
-from ichat.relays.figures import RelayView
+from ichat.relays.figures import RelayCrash, RelayView
 from ichat.supervisor.engine_flags import InstalledEngine
 from ichat.supervisor.reload_plan import ReloadStep
+from ichat.supervisor.starts import GatewayCrash, GatewayTakeover
 
 
 @frozen
@@ -137,6 +138,15 @@ class GatewayView:
     """Seconds since the gateway's start."""
     relays: Sequence[RelayView] = ()
     """The processes that have the clients' connections; none: this process has them."""
+    term: Count = 1
+    """The number of this start of a gateway with its state directory."""
+    last_crash: GatewayCrash | None = None
+    """The last crash of a process that had this gateway."""
+    last_takeover: GatewayTakeover | None = None
+    last_relay_crash: RelayCrash | None = None
+    """The last end of a relay without an order, since this process began."""
+    retiring_pid: Count | None = None
+    """The process that has handed the gateway over, while it ends its connections."""
 
 
 @frozen

@@ -32,6 +32,8 @@ class TopState:
                 _merge(self.models if name == "models" else self.machines, data.get(name), data.get("gone"), "id")
             case "config":
                 self.config = data
+            case "gateway":
+                self.gateway = data
             case "sample":
                 self.sample = data
             case "requests":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ichat.cli.json_values import Json, list_of, objects_of
+from ichat.cli.relay_views import summary_of
 from ichat.cli.screen import NONE, cut, duration, one_line, percent, size, width_of
 from ichat.cli.top_state import TopState
 from ichat.cli.troubles import config_sentence
@@ -285,6 +286,7 @@ def _head(state: TopState) -> list[str]:
         f"req/s {_number(requests)}  errors/s {_number(errors)}  {load}",
         f"{tokens}  {ttft}",
         f"models: {models or 'none yet'}",
+        *([f"relays: {relays}"] if (relays := summary_of(gateway)) else []),
     ]
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
+from ichat.cli.relay_views import facts_of, show_relays, time_of
 from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
 
 REMARK_CHARS_MAX = 100
 """The most characters of a remark in a table on a terminal; `worker-show` has all of it."""
-SECONDS_MAX = 2**36
-"""A limit for times that a calendar can show, in seconds since 1970."""
 _ORIGINS = {"configuration": "the gateway, by its configuration", "api": "the gateway, by its API"}
 
 
@@ -127,13 +126,6 @@ def show_troubles(screen: Screen, troubles: Sequence[str]) -> None:
         screen.line("")
 
 
-def _relay(relay: Json) -> str:
-    """Return a process that moves bytes, in words."""
-    number, pid, state = relay.get("number"), relay.get("pid"), relay.get("state")
-    memory = f", {size(used)}" if (used := relay.get("rss_bytes")) else ""  # it reports it a second after its start
-    return f"{number} (process {pid}) {state}, {relay.get('connections')} connections{memory}"
-
-
 def show_status(screen: Screen, status: Json) -> None:
     """Show the gateway, the free resources of its machine, its workers by state, and the load of its models."""
     gateway, resources = object_of(status.get("gateway")), object_of(status.get("resources"))
@@ -144,11 +136,12 @@ def show_status(screen: Screen, status: Json) -> None:
         ("version", gateway.get("version")),
         ("process", gateway.get("pid")),
         ("up", duration(gateway.get("uptime_s"))),
-        ("relays", "; ".join(map(_relay, objects_of(gateway.get("relays")))) or None),
+        *facts_of(gateway),
         ("cpu", f"{percent(cpu.get('use'))} of {cpu.get('count', NONE)}" if cpu else None),
         ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),
     ])  # fmt: skip
+    show_relays(screen, gateway)
     _show_machines(screen, objects_of(status.get("machines")), objects_of(resources.get("gpus")))
     if models := objects_of(status.get("models")):
         screen.line("")
@@ -291,13 +284,8 @@ def _lost(worker: Json) -> str | None:
 
 def _last_end(worker: Json) -> str | None:
     """Return when and how a worker that runs again last ended; if it is down, only when: its failure says how."""
-    at = worker.get("ended_at")
-    if not isinstance(at, int | float) or not 0 <= at <= SECONDS_MAX:
-        return None
-    import datetime as dt
-
-    when = dt.datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
-    if has_ended(worker):
+    when = time_of(worker.get("ended_at"))
+    if when is None or has_ended(worker):
         return when
     code = worker.get("exit_code")
     how = worker.get("signal") or (f"exit code {code}" if code is not None else "")

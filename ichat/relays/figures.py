@@ -1,7 +1,8 @@
 """The figures of relays, for operators and for Prometheus: their states, their starts, and their CPU time."""
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 import attrs
@@ -26,12 +27,25 @@ class RelayView:
     requests: Count
     """In flight."""
     age_s: float
+    """Of its process."""
     restarts: Count
     """How often a relay of this number has ended, and was started again."""
     cpu_s: float
     """CPU time of its process, as it has said last."""
     rss_bytes: Count
     """Memory of its process, as it has said last."""
+
+
+@attrs.frozen
+class RelayCrash:
+    """An end of a relay without an order: its connections have ended, too."""
+
+    number: Count
+    pid: Count
+    at: float
+    """In seconds since 1970."""
+    how: str
+    """For example `has ended by signal SIGKILL`, or `was killed: it was silent for 10 s`."""
 
 
 class RelayFigures:
@@ -45,6 +59,8 @@ class RelayFigures:
         """How often relays were started again, by how the relays before had left their places."""
         self._ended_cpu_ms: Counter[int] = Counter()
         """The CPU time of relays that have ended, by their numbers."""
+        self.last_crash: RelayCrash | None = None
+        """Of those since this process began."""
         self.decisions = Histogram(_DECISION_S)
         """How long this process needed for its first answers to requests."""
 
@@ -59,6 +75,11 @@ class RelayFigures:
     def note_end(self, relay: RelayAtOwner) -> None:
         """Keep the CPU time of a relay that has ended."""
         self._ended_cpu_ms[relay.number] += relay.cpu_ms
+
+    def note_crash(self, relay: RelayAtOwner) -> None:
+        """Note that a relay has ended without an order."""
+        how = relay.end_in_words
+        self.last_crash = RelayCrash(relay.number, relay.process.pid, round(time.time(), 3), how)
 
     def views(self) -> list[RelayView]:
         """Return the facts that operators see of each relay."""
@@ -79,7 +100,17 @@ class RelayFigures:
         used_ms = self._ended_cpu_ms.copy()
         for relay in self._relays.values():
             used_ms[relay.number] += relay.cpu_ms
+        requests: Counter[str] = Counter({"accepting": 0, "retiring": 0})
+        for relay in self._relays.values():
+            requests[relay.state] += relay.requests
         yield family("ichat_relays", states)
+        yield family("ichat_relay_requests", requests)
         yield family("ichat_relay_restarts", self._reasons)
         yield family("ichat_relay_cpu_seconds", {str(number): ms / 1000 for number, ms in used_ms.items()})
         yield histogram_family("ichat_decision_seconds", self.decisions)
+
+
+def families_of_all(figures: Iterable[RelayFigures]) -> Iterator[Metric]:
+    """Return the families of these figures for Prometheus."""
+    for one in figures:
+        yield from one.families()

@@ -102,6 +102,12 @@ class Relays:
         """The processes, which this object waits for, with their names."""
         return {pid: f"relay {relay.number}" for pid, relay in self.relays.items()}
 
+    @property
+    def lost_at(self) -> MonotonicNs | None:
+        """When the relays that had accepted connections before this start lost their owner; None: there are none."""
+        accepting = [relay for relay in self.relays.values() if relay.adopted_state == "accepting"]
+        return min((relay.lost_at for relay in accepting if relay.lost_at is not None), default=None)
+
     async def find(self) -> list[socket.socket]:
         """Have the relays of earlier owners follow this process; return the listeners for the configured address."""
         listeners = await self.adopting.find(self.term, self._address)
@@ -137,7 +143,7 @@ class Relays:
 
     def reconfigure(self, config: Config) -> None:
         """Put the prepared settings in force; start missing relays, and have relays of too high numbers retire."""
-        self.settings.reconfigure(config)
+        self.settings.put_in_force(config)
         for relay in self.relays.values():
             if relay.number > self.settings.count and relay.state == "accepting" and not self._places.is_over:
                 self.retire(relay)
@@ -216,6 +222,8 @@ class Relays:
         self.adopting.end(relay, last)
         relay.desk.end()
         if not self._places.is_over or relay.has_retired:
+            if not relay.has_retired:
+                self.figures.note_crash(relay)
             level = logging.INFO if relay.has_retired else logging.ERROR
             more = "; it is started again" if has_place else ""
             log.log(level, "relay %d (process %d) %s%s", relay.number, relay.process.pid, relay.end_in_words, more)

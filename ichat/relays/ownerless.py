@@ -30,6 +30,8 @@ class Ownerless:
         self.timeouts = Timeouts()
         self.since: float | None = None
         """Since when there is no owner, by Trio's clock; None: it has an owner."""
+        self.lost_at: MonotonicNs | None = None
+        """When the last owner was lost; None: there was none before."""
         self.changed: Listeners[[]] = Listeners()
         """Called when an owner is lost, or met."""
 
@@ -38,8 +40,8 @@ class Ownerless:
 
     def lose_owner(self) -> None:
         """Begin to wait for an owner."""
-        self.since = trio.current_time()
-        self._talk.lose_owner(self._now())
+        self.since, self.lost_at = trio.current_time(), self._now()
+        self._talk.lose_owner(self.lost_at)
         self.changed()
 
     def meet_owner(self) -> None:

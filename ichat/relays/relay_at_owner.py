@@ -17,7 +17,7 @@ from ichat.config.schema import Config
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk
-from ichat.relays.values import Frame, Note, SentAsk, SentOutcome, TalkError
+from ichat.relays.values import Frame, MonotonicNs, Note, SentAsk, SentOutcome, TalkError
 from ichat.relays.wire import FrameWire, send_descriptors
 from ichat.supervisor.launch import own_environment
 from ichat.supervisor.orphans import AdoptedProcess
@@ -73,6 +73,8 @@ class RelayAtOwner:
         """The digest of its program; see `build_id`."""
         self.adopted_state: RelayState = "starting"
         """Its state, as an adopted relay reports it."""
+        self.lost_at: MonotonicNs | None = None
+        """When it lost its last owner; None: it had none before, or does not say."""
         self.address = ""
         """The configured address of the listeners that it has handed over."""
         self.prepared = 0
@@ -146,6 +148,8 @@ class RelayAtOwner:
         phase = greeting.content.get("phase")
         self.adopted_state = phase if phase in ("accepting", "retiring") else "starting"
         self.prepared = whole(greeting, "settings")
+        lost = greeting.content.get("lost")
+        self.lost_at = MonotonicNs(lost) if type(lost) is int else None
         self.since = now - max(0, now_ns - whole(greeting, "since")) / 1e9
 
     def pause(self) -> None:

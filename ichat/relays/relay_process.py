@@ -180,7 +180,7 @@ class RelayProcess:
         door, phase = self._door, "accepting" if self._is_accepting else "starting"
         if door is not None and (door.draining or door.retirement is not None):
             phase = "retiring"
-        self._talk.about = {**self._about, "phase": phase}
+        self._talk.about = {**self._about, "phase": phase, "lost": self._ownerless.lost_at}
         self._desk.endpoints.clear()
         for answer in self._talk.meet_owner(greeting, monotonic_now()):
             self._link.send(answer)

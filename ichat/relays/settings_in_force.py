@@ -37,7 +37,7 @@ class SettingsInForce:
     async def prepare(self, config: Config) -> None:
         """Have all relays prepare the settings of another configuration. Raises Exit 64 if one of them cannot.
 
-        `reconfigure` must follow, or `forget`.
+        `put_in_force` must follow, or `forget`.
         """
         count = count_of(config.server_settings.relays) or self.count
         self._offered = version, settings, _ = self.version + 1, RelaySettings.of(config, count), count
@@ -69,7 +69,7 @@ class SettingsInForce:
             if relay.state == "accepting" and relay.talk.offered == version:
                 _tell(relay, "forget", version)
 
-    def reconfigure(self, config: Config) -> None:
+    def put_in_force(self, config: Config) -> None:
         """Put the prepared settings in force, in the same moment as the rest of the configuration."""
         if self._offered is None:
             return

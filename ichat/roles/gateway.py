@@ -154,7 +154,7 @@ async def run(
         receiver, listeners = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM), list[socket.socket]()
         if takeover is not None and handed is not None:
             receiver = contextlib.nullcontext(stack.enter_context(receiver))
-            listeners = await handed.begin(components, takeover, receiver.enter_result)
+            listeners = await handed.begin(components, takeover, receiver.enter_result, state.starts)
         if relays is not None:
             adopted = await relays.find()
             if listeners:
@@ -309,7 +309,7 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                     await relays.open()
                 announce(components.data.context, listeners, components.reloader.path)
                 announce_emptiness(components.reloader)
-                running.server.giver.is_starting = False
+                running.server.giver.note_open()
                 running.notifier.ready()
                 task_status.started(port_of(listeners))
                 if await running.server.wait_gone(partial(anext, signals)):

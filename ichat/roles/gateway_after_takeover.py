@@ -33,6 +33,7 @@ async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: Han
         await takeover.follow_old(giver.components.others.receive)
         giver.components.others.end()
         log.info("the old process has ended")
+        giver.state.starts.note_old_end()
         nursery.cancel_scope.cancel()
 
 
@@ -45,6 +46,7 @@ async def _end_relays(giver: GatewayGiver) -> None:
         begin_desks(nursery, relays, handler, components.control.fleet.table)
         close_all(await relays.find())
         giver.relays.append(relays)
+        components.data.figures.append(relays.figures)
         if components.control.ledger.enabled:
             await components.control.ledger.read_marks()
         await nursery.start(relays.run, [])
@@ -54,6 +56,7 @@ async def _end_relays(giver: GatewayGiver) -> None:
                 await relay.gone.wait()
         finally:
             giver.relays.remove(relays)
+            components.data.figures.remove(relays.figures)
             with trio.move_on_after(KILL_S, shield=True):
                 await relays.kill_all()
         nursery.cancel_scope.cancel()

@@ -46,6 +46,7 @@ from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
+from ichat.relays.figures import RelayFigures, families_of_all
 from ichat.relays.owner import Relays
 from ichat.relays.owner_desk import OwnerDesk, RecordedRefusals, peer_of
 from ichat.relays.timers import Timers
@@ -129,6 +130,8 @@ class DataPlane:
     """For clients; with relays, for the requests that they forward."""
     relays: Relays | None
     """The processes that have the clients' connections; None: this process has them."""
+    figures: list[RelayFigures]
+    """Of these, or of the relays that an old process has left to end here."""
 
 
 @attrs.frozen
@@ -218,7 +221,8 @@ def build_data_plane(
         handler.refused, more_headers=handler.more_headers, peer_of=peer_of if relays else None,
         is_proxy=auth.is_proxy,
     )  # fmt: skip
-    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays)
+    figures = [] if relays is None else [relays.figures]
+    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door, relays, figures)
 
 
 def make_relays(config: Config, control: Control, handler: Gateway, state: StateDirectory) -> Relays:
@@ -287,16 +291,15 @@ def _build_operation(
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
         data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
-        list if data.relays is None else data.relays.figures.views,
+        state.starts, data.figures,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)
     reloader.applied.add(events.send_reload)
     reloader.state_changed.add(functools.partial(events.send_to_all, "config"))
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
-    metrics.others.extend((functools.partial(families_of, ledger), reloader.families))
-    if data.relays is not None:
-        metrics.others.append(data.relays.figures.families)
+    metrics.others.extend((functools.partial(families_of, ledger), reloader.families, state.starts.families))
+    metrics.others.append(functools.partial(families_of_all, data.figures))
     calls = ControlCalls()
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,

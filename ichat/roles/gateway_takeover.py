@@ -30,6 +30,7 @@ from ichat.roles.gateway_components import Components, import_parts
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 from ichat.service_manager import Notifier
+from ichat.supervisor.starts import Starts
 from ichat.supervisor.state import HandedWorkers, SavedManagedWorker, StateDirectory, leave_lock
 from ichat.takeover.getting import Received, Takeover, ask_for_gateway
 from ichat.takeover.giving import CannotFreezeError, Handed
@@ -83,6 +84,12 @@ class GatewayGiver:
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
+
+    def note_open(self) -> None:
+        """Note that this process answers requests from now on."""
+        self.is_starting = False
+        relays = self.components.data.relays
+        self.state.starts.note_open(None if relays is None else relays.lost_at)
 
     def _all_relays(self) -> list[RelayAtOwner]:
         return [relay for relays in self.relays for relay in relays.relays.values()]
@@ -159,6 +166,7 @@ class GatewayGiver:
     def follow(self) -> None:
         """Have the new process decide: waiting and further requests are forwarded to it."""
         leave_lock(self.state.lock)
+        self.state.starts.hand_over()
         self.deciding.deadline = trio.current_time() + LAST_CALLS_S
         for relays in self.relays:
             relays.hand_over()
@@ -205,6 +213,7 @@ class GatewayGiver:
         settings = self.components.data.context.settings
         return {
             "address": address_name(settings.host, settings.port),
+            "version": __version__,
             "listeners": len(self._descriptors()),
             "has_relays": bool(self.relays),
             "notifier": self.notifier.variables(),
@@ -258,7 +267,7 @@ class HandedGateway:
         return Notifier.taken_from({**variables}) if variables else own
 
     async def begin(
-        self, components: Components, takeover: Takeover, signals: AsyncIterator[int]
+        self, components: Components, takeover: Takeover, signals: AsyncIterator[int], starts: Starts
     ) -> list[socket.socket]:
         """Restore everything in the parts of this gateway, and return the listeners when this process decides.
 
@@ -266,6 +275,7 @@ class HandedGateway:
         """
         self.put_into(components)
         await takeover.begin(signals)
+        starts.begin_by_takeover(takeover.old_pid, str(self._about.get("version", "")), takeover.frozen_ns)
         log.info("this process has the gateway now; process %d ends its connections", takeover.old_pid)
         return self.listeners
 

@@ -28,6 +28,7 @@ from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
 from ichat.supervisor.life import Actual, Wanted
+from ichat.supervisor.starts import Starts
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset((
     "lock", "secret", "control", "inner", "takeover", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
+    "starts",
 ))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 
@@ -115,6 +117,9 @@ class StateDirectory:
 
     lock: int = -1
     """The descriptor of the locked file `lock`."""
+
+    starts: Starts = attrs.Factory(lambda self: Starts(self.path, self.term), takes_self=True)
+    """This start, and those before: after `open_state` it has begun."""
 
     @property
     def control_socket(self) -> str:
@@ -234,7 +239,14 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
                 " path.",
             )
-        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret, lock)
+        state = StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret, lock)
+        state.starts.begin()
+        try:
+            yield state
+        except (Exit, KeyboardInterrupt):
+            state.starts.end()
+            raise
+        state.starts.end()
 
 
 def raise_term(directory: str) -> int:
@@ -267,7 +279,9 @@ def handed_state(directory: str, log_directory: str | None, lock: int) -> Genera
             why = error.strerror or error
             raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
         logs = log_directory or os.path.join(directory, "logs")
-        yield StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
+        state = StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
+        yield state
+        state.starts.end()
     finally:
         os.close(lock)
 

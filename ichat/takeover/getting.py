@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ class Takeover:
         self.side = NewSide()
         self.received: Received | None = None
         """Set from the snapshot on."""
+        self.frozen_ns = 0
+        """When the old process was asked to become quiet, by the system's monotonic clock."""
         self._why = ""
         """Why this process will not get the gateway."""
         self._reports: list[Mapping[str, Any]] = []
@@ -162,6 +165,8 @@ class Takeover:
     def _do(self, acts: Sequence[Act]) -> None:
         for act in acts:
             if act.kind == "send" and act.message is not None:
+                if act.message.kind == "freeze":
+                    self.frozen_ns = time.monotonic_ns()
                 with contextlib.suppress(OSError):  # the end is an event of its own
                     self._peer.send(act.message)
             elif act.kind == "close_reading":

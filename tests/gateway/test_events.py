@@ -21,6 +21,7 @@ from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import hash_of
+from ichat.supervisor.starts import Starts
 
 
 class Reader:
@@ -193,7 +194,9 @@ async def overview(fleet):
     traffic = SimpleNamespace(in_flight=0, traffic=tuple)
     history = History(HistorySettings(), fleet.table, fleet.directory, balancer, traffic=traffic)
     context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), SimpleNamespace(report=None)
-    return Overview(fleet.table, fleet.directory, context, monitor, history, RequestsInFlight(), "g", 0.0)
+    return Overview(
+        fleet.table, fleet.directory, context, monitor, history, RequestsInFlight(), "g", 0.0, Starts(""), []
+    )
 
 
 def streams_of(overview, ledger=None, **more):

@@ -237,3 +237,15 @@ def test_the_opening_has_the_models_and_marks_the_pane(state):
     assert lines[4].startswith("model▾ ")
     plain = shown(state, Choice("m", has_unicode=False, is_inverted=True), 200)
     assert plain[4].startswith("model ^ ")
+
+
+def test_relays_are_in_the_head_and_follow_their_event(state):
+    """Retiring relays are shown apart, with their remaining requests."""
+    assert not any(line.startswith("relays") for line in shown(state, Choice()))
+    relays = [
+        {"number": number, "state": state_, "connections": 5, "requests": requests}
+        for number, state_, requests in ((1, "accepting", 3), (1, "retiring", 2), (2, "accepting", 1))
+    ]
+    state.update("gateway", {"version": "1", "relays": relays})
+    wanted = "relays: 2 accepting with 10 connections and 4 requests, 1 retiring with 5 connections and 2 requests"
+    assert wanted in shown(state, Choice(), width=120)

@@ -217,3 +217,31 @@ def test_the_last_end_of_a_worker_that_runs_again_says_how(text_of, ended, words
     [line] = [one for one in shown.splitlines() if one.startswith("ended last")]
     assert line.partition("+")[2].partition(", ")[2] == words
     assert "ended last" not in text_of(show_worker, {**READY, "ended_at": 2.0**40, **ended})
+
+
+def test_status_says_how_the_processes_before_have_ended(capsys):
+    """Each fact is a line: the last takeover, crashes, and the process that still ends its connections."""
+    gateway = {
+        "id": "g", "term": 3, "retiring_pid": 7,
+        "last_takeover": {"at": 1.0, "pid": 7, "version": "0.9", "waited_s": 0.25},
+        "last_crash": {"pid": 5, "version": "0.9", "at": None, "waited_s": None},
+        "last_relay_crash": {"number": 2, "pid": 9, "at": 1.0, "how": "has ended by signal SIGKILL"},
+        "relays": [
+            {"number": 1, "pid": 8, "state": "accepting", "connections": 4, "requests": 3, "cpu_s": 1.5,
+             "rss_bytes": 2**20, "restarts": 0, "age_s": 61.0},
+            {"number": 1, "pid": 6, "state": "retiring", "connections": 1, "requests": 1, "rss_bytes": 0},
+        ],
+    }  # fmt: skip
+    show_status(Screen(), {"gateway": gateway})
+    text = re.sub("  +", "  ", re.sub(r"\d{4}-\d\d-\d\d [^ ,]+", "TIME", capsys.readouterr().out))
+    for line in (
+        "term  3",
+        "relays  1 accepting with 4 connections and 3 requests, 1 retiring with 1 connection and 1 request",
+        "last takeover  TIME, from process 7 (0.9), requests waited 0.25 s",
+        "retiring  process 7 ends its connections",
+        "last crash  of process 5 (0.9), no relay was left",
+        "relay crash  TIME, relay 2 (process 9) has ended by signal SIGKILL",
+        "1  8  accepting  4  3  1.5s  1.0MiB  0  1m1s",
+        "1  6  retiring  1  1  -  -  -  -",
+    ):
+        assert line in text.splitlines()

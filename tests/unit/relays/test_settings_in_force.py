@@ -84,7 +84,7 @@ async def test_an_adopted_relay_that_cannot_use_the_settings_is_offered_the_next
         await reload(settings, relays.values(), nursery)
         for relay in relays.values():
             answer(settings, relay, "prepared", 5)
-    settings.reconfigure(Config())
+    settings.put_in_force(Config())
     assert {relay.wire.sent[-1] for relay in relays.values()} == {("commit", 5)}
     assert {relay.process.returncode for relay in relays.values()} == {None}
 
@@ -97,7 +97,7 @@ async def test_a_relay_that_has_not_answered_the_last_settings_does_not_fail_a_r
         await reload(settings, [relays[2]], nursery)
         answer(settings, relays[2], "prepared", 5)
     assert [relay.process.returncode for relay in relays.values()] == [-9, None]
-    settings.reconfigure(Config())
+    settings.put_in_force(Config())
     assert relays[2].wire.sent[-1] == ("commit", 5)
 
 
@@ -121,5 +121,5 @@ async def test_the_number_of_relays_changes_with_the_settings(adopted, autojump_
     for number, count in ((1, 1), (0, 1)):
         await settings.prepare(with_relays(number))
         assert settings.count == (2 if number else 1)
-        settings.reconfigure(with_relays(number))
+        settings.put_in_force(with_relays(number))
         assert (settings.count, settings.now.limits.connections_max) == (count, 2 * share)
