@@ -64,7 +64,7 @@ function Relays() {
   return html`<${Card} title="Relays" flush actions=${html`<span class="muted">term ${gateway.term}</span>`}>
     <${Table} label="Relays" columns=${columns} rows=${relays} keyOf=${(/** @type {Relay} */ row) => row.pid}
       sort="number" />
-    ${facts.map((fact) => html`<p class="table-empty" key=${fact}>${fact}</p>`)}<//>`;
+    ${facts.length > 0 && html`<p class="table-empty">${facts.join(" ")}</p>`}<//>`;
 }
 
 /** @param {{ machine: MachineView }} props */
