@@ -213,6 +213,7 @@ export function take(name, data) {
       usageStorage: data.usage_storage ?? state.usageStorage,
     }),
     requests: () => ({ inFlight: data }),
+    gateway: () => ({ gateway: { ...data, seen_at: Date.now() } }),
     config: () => ({ config: data }),
     reloaded: () => ({ reloaded: data }),
     keys: () => ({ keysVersion: state.keysVersion + 1 }),

@@ -2,8 +2,10 @@
 
 import { hrefOf } from "../router.js";
 import { useStore } from "../store.js";
-import { Badge, bytes, Card, count, Empty, html, Meter, Page } from "../ui.js";
+import { age, Badge, bytes, Card, count, duration, Empty, html, Meter, Page, Table } from "../ui.js";
 /** @import { Machine as MachineView } from "../store.js" */
+
+/** @typedef {NonNullable<Api.EventState["gateway"]["relays"]>[number]} Relay */
 
 /** The page. */
 export default function Machines() {
@@ -13,7 +15,56 @@ export default function Machines() {
     on it sends heartbeats, or the gateway runs on it.`;
   return html`<${Page} title="Machines & GPUs" lead=${lead}>
     ${machines.map((one) => html`<${Machine} key=${one.id} machine=${one} />`)}
-    ${!machines.length && html`<${Empty} icon="machines" title="No machine has reported yet" />`}<//>`;
+    ${!machines.length && html`<${Empty} icon="machines" title="No machine has reported yet" />`}
+    <${Relays} /><//>`;
+}
+
+/** The processes that move bytes, and how processes of the gateway have ended; nothing if there are none. */
+function Relays() {
+  const gateway = useStore((all) => all.gateway);
+  const relays = gateway?.relays ?? [];
+  if (!gateway || !relays.length) return null;
+  const { last_crash: crash, last_takeover: takeover, last_relay_crash: relay, retiring_pid: retiring } = gateway;
+  const waited = (/** @type {number | null} */ seconds) =>
+    seconds === null ? "no relay was left" : `requests waited ${duration(seconds)}`;
+  const facts = [
+    takeover && `Last takeover: ${age(takeover.at)}, from process ${takeover.pid}; ${waited(takeover.waited_s)}.`,
+    retiring && `Process ${retiring} ends its connections.`,
+    crash &&
+      `Last crash: ${crash.at === null ? "" : `${age(crash.at)}, `}process ${crash.pid}; ${waited(crash.waited_s)}.`,
+    relay && `Last crash of a relay: ${age(relay.at)}, relay ${relay.number} (process ${relay.pid}) ${relay.how}.`,
+  ].filter(Boolean);
+  /** @type {import("../ui/table.js").Column<Relay>[]} */
+  const columns = [
+    { name: "number", title: "Relay", value: (row) => row.number, cell: (row) => row.number },
+    { name: "pid", title: "Process", align: "right", value: (row) => row.pid, cell: (row) => row.pid },
+    {
+      name: "state",
+      title: "State",
+      value: (row) => row.state,
+      cell: (row) => html`<${Badge} tone=${row.state === "accepting" ? "ok" : "busy"}>${row.state}<//>`,
+    },
+    {
+      name: "connections",
+      title: "Connections",
+      align: "right",
+      value: (row) => row.connections,
+      cell: (row) => row.connections,
+    },
+    { name: "requests", title: "In flight", align: "right", value: (row) => row.requests, cell: (row) => row.requests },
+    {
+      name: "memory",
+      title: "Memory",
+      align: "right",
+      value: (row) => row.rss_bytes,
+      cell: (row) => bytes(row.rss_bytes || null),
+    },
+    { name: "restarts", title: "Restarts", align: "right", value: (row) => row.restarts, cell: (row) => row.restarts },
+  ];
+  return html`<${Card} title="Relays" flush actions=${html`<span class="muted">term ${gateway.term}</span>`}>
+    <${Table} label="Relays" columns=${columns} rows=${relays} keyOf=${(/** @type {Relay} */ row) => row.pid}
+      sort="number" />
+    ${facts.length > 0 && html`<p class="table-empty">${facts.join(" ")}</p>`}<//>`;
 }
 
 /** @param {{ machine: MachineView }} props */
