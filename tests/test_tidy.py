@@ -377,7 +377,7 @@ WRITERS = {
     "weights": ("fleet.weights",),
     "life": ("supervisor.worker_life",),
     "watched": ("supervisor.watched_worker",),
-    "progress": ("supervisor.run_progress", "proxy.exchange", "relays.relay_exchange"),
+    "progress": ("supervisor.run_progress", "proxy.exchange", "relays.relay_request"),
     **dict.fromkeys(("exchange", "desk", "asker", "leg", "keepalive"), ()),
     "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(

@@ -331,7 +331,7 @@ class FrontDoor(Generic[Caller]):
 
     async def _answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Have a request answered: the edge where every failure becomes a response."""
-        client.begin_exchange()
+        client.begin_exchange(request)
         if self.ends_connection is not None and self.ends_connection() and not client.reader.has_more():
             client.close_after_response()
         REQUEST_ID.set(request.id)
@@ -350,6 +350,7 @@ class FrontDoor(Generic[Caller]):
         if client.head_sent:
             client.close_after_response()
         else:
+            request = client.request or request  # the answer may have begun a later request, too
             await client.send_all(client.error_response(failure, request.id, request.method, request.path))
 
 

@@ -10,12 +10,14 @@ read these in different ways, so that none of them is let through (`server_parse
 """
 
 import re
+from collections.abc import Awaitable, Callable
 
 import h11
 import h11._readers
 import h11._receivebuffer
 
 from ichat import errors
+from ichat.errors import ApiError
 
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
 _TEXT = rb"[^\x00\s]+"
@@ -97,3 +99,17 @@ def announced_length(head: h11.Request) -> int | None:
             raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
         return None
     return int(length)
+
+
+async def send_continue(parser: h11.Connection, send_all: Callable[[bytes], Awaitable[None]]) -> None:
+    """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""
+    if parser.they_are_waiting_for_100_continue:
+        event = h11.InformationalResponse(status_code=100, headers=[])
+        await send_all(parser.send(event) or b"")
+
+
+def refusal_of(error: h11.RemoteProtocolError, head_bytes_max: int) -> ApiError:
+    """Return the error that the client of a request gets that h11 refuses."""
+    if error.error_status_hint == 431:
+        return errors.head_too_large(head_bytes_max)
+    return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")

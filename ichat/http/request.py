@@ -16,8 +16,7 @@ import trio
 
 from ichat import errors
 from ichat.config.schema import Limits, Timeouts
-from ichat.errors import ApiError
-from ichat.http.h11_patch import announced_length, server_parser
+from ichat.http.h11_patch import announced_length, refusal_of, send_continue, server_parser
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 from ichat.http.hub import Hub
 from ichat.http.request_ids import RequestIds
@@ -86,8 +85,8 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_bounds", "_fed", "_has_expired", "_has_waited", "_hub", "_is_readable", "_leftover", "_parser", "_send_all",
-        "_sock", "_task", "_unwaited", "deadline", "idle",
+        "_arrived", "_bounds", "_fed", "_has_expired", "_has_waited", "_hub", "_is_readable", "_leftover", "_parser",
+        "_send_all", "_sock", "_task", "_unwaited", "deadline", "idle",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +109,8 @@ class RequestReader:
         """How often something was received since the last wait."""
         self._task: trio.lowlevel.Task | None = None
         """The task that waits for bytes."""
+        self._arrived: Callable[[], bool] | None = None
+        """Called before that task is woken; see `wait_ahead`."""
         self._has_expired = self._has_waited = False
         """Whether nothing arrived in time, and whether that wait was for the next head; see `wait_ahead`."""
         self.deadline = math.inf
@@ -119,15 +120,15 @@ class RequestReader:
 
     async def read_head(self) -> RequestHead | None:
         """Read the next request's head; None if the client has left. Raises ApiError (408, 431, 400)."""
+        if self._has_waited:
+            self.end_wait_ahead()
+            if self._has_expired:
+                return None
         if self._leftover:
             await trio.lowlevel.checkpoint()
             data, self._leftover = self._leftover, b""
         else:
             self.idle = True
-            if self._has_waited:
-                self.end_wait_ahead()
-                if self._has_expired:
-                    return None
             received: memoryview | None = None
             while received is None:
                 if not self._is_readable and not await self._wait(
@@ -152,6 +153,12 @@ class RequestReader:
         self._fed = len(data)
         return await self._parse_head(parser, trio.current_time() + self._bounds.timeouts.head_s)
 
+    def receive_ahead(self) -> bytes:
+        """Return the bytes that have arrived in the wait of `wait_ahead`. Then end that, or `unread` the bytes."""
+        received = self._receive_now(RECV_BYTES)
+        self.idle = not received
+        return bytes(received or b"")
+
     def take_request(self, head: RequestHead) -> Request | None:
         """Return the request with this head if its whole body has been received, as most have; else `read_body`."""
         length, data = head.length, self._leftover
@@ -170,7 +177,7 @@ class RequestReader:
         if head.length is not None and head.length > self._bounds.limits.body_bytes_max:
             raise errors.request_too_large(self._bounds.limits.body_bytes_max)
         if parser is not None:
-            await _continue(parser, self._send_all)
+            await send_continue(parser, self._send_all)
             data = parser.trailing_data[0]
         if head.length is not None:
             body = await self._read_exactly(head.length, data, deadline)
@@ -198,10 +205,10 @@ class RequestReader:
             try:
                 event = parser.next_event()
             except h11.RemoteProtocolError as error:
-                raise _refusal(error, self._bounds.limits.head_bytes_max) from error
+                raise refusal_of(error, self._bounds.limits.head_bytes_max) from error
             if event is not h11.NEED_DATA:
                 return event
-            await _continue(parser, self._send_all)
+            await send_continue(parser, self._send_all)
             data = await self.receive(deadline)
             if data is None:
                 raise errors.request_timeout()
@@ -249,17 +256,8 @@ class RequestReader:
             keep_alive = False
         shown_id, own_id = self._bounds.ids.of(by_name)
         return Request(
-            head.method,
-            head.target,
-            head.path,
-            head.version,
-            head.headers,
-            body,
-            shown_id,
-            keep_alive,
-            own_id,
-            by_name,
-        )
+            head.method, head.target, head.path, head.version, head.headers, body, shown_id, keep_alive, own_id, by_name
+        )  # fmt: skip
 
     @property
     def limits(self) -> Limits:
@@ -338,26 +336,30 @@ class RequestReader:
         self.deadline = math.inf
         return not self._has_expired
 
-    def wait_ahead(self, task: trio.lowlevel.Task) -> bool:
+    def wait_ahead(self, task: trio.lowlevel.Task, arrived: Callable[[], bool]) -> bool:
         """Have the next request wake this task, as `read_head` would; return False if it may have arrived already.
 
-        So the end of a response needs no turn of its task. `end_wait_ahead` must follow if the task is cancelled.
+        So the end of a response needs no turn of its task. `arrived` is called first, and returns whether it has begun
+        the request without the task (`receive_ahead`). `end_wait_ahead` must follow if the task is cancelled.
         """
         if self._leftover or self._is_readable or self._bounds.draining:
             return False
         self._unwaited, self._has_expired, self._has_waited, self.idle = 0, False, True, True
         self.deadline = self._hub.update_clock() + self._bounds.timeouts.keep_alive_s
         self._hub.time(self)
-        self._task = task
+        self._task, self._arrived = task, arrived
         return True
 
     def end_wait_ahead(self) -> None:
         """End the wait of `wait_ahead`. Harmless the second time."""
-        self._task, self._has_waited, self.deadline = None, False, math.inf
+        self._task, self._arrived, self._has_waited, self.deadline = None, None, False, math.inf
 
     def wake(self) -> None:
         """Called when bytes have arrived."""
         self._is_readable = True
+        arrived, self._arrived = self._arrived, None
+        if arrived is not None and arrived():
+            return
         task = self._task
         if task is not None:
             self._task = None
@@ -373,16 +375,3 @@ class RequestReader:
     def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
-
-
-async def _continue(parser: h11.Connection, send_all: Callable[[bytes], Awaitable[None]]) -> None:
-    """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""
-    if parser.they_are_waiting_for_100_continue:
-        event = h11.InformationalResponse(status_code=100, headers=[])
-        await send_all(parser.send(event) or b"")
-
-
-def _refusal(error: h11.RemoteProtocolError, head_bytes_max: int) -> ApiError:
-    if error.error_status_hint == 431:
-        return errors.head_too_large(head_bytes_max)
-    return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")

@@ -13,7 +13,7 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.heads import Headers, RequestHead, date_header, response_head
+from ichat.http.heads import Headers, RequestHead, date_header, parse_plain_request_head, response_head
 from ichat.http.hub import ENDED, HANG_UP, READABLE, Hub
 from ichat.http.request import Bounds, Request, RequestReader
 from ichat.http.tls import RESET
@@ -57,6 +57,8 @@ class Door(Bounds, Protocol):
     role: bytes
     hub: Hub
 
+    @property
+    def ends_connection(self) -> object: ...
     def more_headers(self, head: RequestHead, /) -> Headers: ...
     def check_drained(self) -> None: ...
 
@@ -83,6 +85,8 @@ class Client:
     """The work for the client; cancelled when it disconnects."""
     head: RequestHead | None = attrs.field(default=None, init=False)
     """The head of the current request, until its response begins."""
+    request: Request | None = attrs.field(default=None, init=False)
+    """The newest request, once it has been read; None if an engine's thread reads it."""
     _more: Headers = attrs.field(factory=list[tuple[bytes, bytes]], init=False)
     has_left: bool = attrs.field(default=False, init=False)
     blocks_drain: bool = attrs.field(default=True, init=False)
@@ -122,9 +126,9 @@ class Client:
         self.head = None
         self._more = []
 
-    def begin_exchange(self) -> None:
+    def begin_exchange(self, request: Request | None = None) -> None:
         """Called when a request has been read: nothing of its response has been sent."""
-        self._head_sent = False
+        self._head_sent, self.request = False, request
         if self._door.draining:
             self.close_after_response()
 
@@ -268,3 +272,26 @@ class Client:
         if not self.keep_alive:
             head.append((b"connection", b"close"))
         return response_head(status, head) + (b"" if method == b"HEAD" else body)
+
+
+def next_request(client: Client) -> tuple[Request, bytes] | None:
+    """Return the next request of a client, and its bytes, if these are all that have arrived; see `wait_ahead`.
+
+    The client is not identified. None: the task that waits must read the bytes. The caller may `unread` others for it.
+    """
+    door, reader = client._door, client.reader
+    if door.draining or door.ends_connection is not None:
+        return None
+    data, limits = reader.receive_ahead(), door.limits
+    body = data.find(b"\r\n\r\n", 0, limits.head_bytes_max) + 4
+    head = parse_plain_request_head(data[: body - 4]) if body >= 4 else None
+    if head is None or not head.length == len(data) - body <= limits.body_bytes_max:
+        reader.unread(data)
+        return None
+    reader.end_wait_ahead()
+    client.begin_request()
+    client.head, request = head, reader.request_of(head, data[body:])
+    if not request.keep_alive:
+        client.close_after_response()
+    client.begin_exchange(request)
+    return request, data

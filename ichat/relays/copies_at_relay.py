@@ -11,6 +11,18 @@ from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.values import SentOutcome, SentStep, TrioClock
 
 
+class _Copying(Asking):
+    """A copy that asks."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        super().__init__()
+        self.scope = scope
+
+    def cancel(self) -> None:
+        """See `Asking`."""
+        self.scope.cancel()
+
+
 class CopiesAtRelay:
     """The copies under way, and those that wait for an answer of the owner."""
 
@@ -33,8 +45,8 @@ class CopiesAtRelay:
             return
         scope, is_busy = trio.CancelScope(), len(self._scopes) >= self.copies_max
         content = {"bytes": len(copy.body.data), "is_busy": is_busy}
-        asking = self._desk.begin_copy(number, content, scope.cancel)
-        if asking is not None:
+        asking = _Copying(scope)
+        if self._desk.begin_copy(number, content, asking):
             self._scopes.add(scope)
             self._nursery.start_soon(self._run, asking, None if is_busy else copy, scope)
 

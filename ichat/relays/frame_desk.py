@@ -4,13 +4,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.server import Client
-from ichat.proxy.progress import RequestProgress
+from ichat.proxy.leg import Leg
 from ichat.proxy.steps import Outcome
 from ichat.relays.endpoint_facts import endpoint_of
 from ichat.relays.frames import OWN_BYTES_MAX, has_large_ask
@@ -35,29 +33,36 @@ TOLD_MAX = 200
 """The number of requests of which operators see how far they have got."""
 
 
-@attrs.define(eq=False)
 class Asking:
     """A request that asks. It has a single task."""
 
-    number: int
-    cancel: Callable[[], None]
-    """Called when an operator cancels the request."""
-    comment: Callable[[bytes], None]
-    """Called with the text of a comment, for a stream that waits."""
-    progress: RequestProgress | None = None
-    """How far the request has got; None: it has only a head."""
-    begin: Callable[[SentStep], bool] | None = None
-    """Called with a step while the task waits: returns whether it has begun without the task."""
-    _answers: list[Frame | None] = attrs.field(factory=list[Frame | None])
-    _task: trio.lowlevel.Task | None = None
-    _waits_ahead: Client | None = None
-    """Its client, if the next request wakes the task."""
+    def __init__(self) -> None:
+        self.number = 0
+        """Set when it asks."""
+        self._answers: list[Frame | None] = []
+        self._task: trio.lowlevel.Task | None = None
+        """The task, while it waits."""
+
+    @property
+    def leg(self) -> Leg | None:
+        """Its newest attempt; None: it has none."""
+        return None
+
+    def cancel(self) -> None:
+        """Called when an operator cancels the request."""
+
+    def comment(self, text: bytes) -> None:
+        """Called with the text of a comment, for a stream that waits."""
+
+    def begin(self, sent: SentStep) -> bool:
+        """Called with a step while the task waits: return whether it has begun without the task."""
+        del sent
+        return False
 
     def answer(self, frame: Frame) -> None:
         """Wake the task with a frame, if it is needed for it."""
-        if self._task is not None and self.begin is not None and isinstance(frame, SentStep) and self.begin(frame):
-            return
-        self.wake(frame)
+        if self._task is None or not isinstance(frame, SentStep) or not self.begin(frame):
+            self.wake(frame)
 
     def wake(self, frame: Frame | None = None) -> None:
         """Wake the task with a frame, or without any."""
@@ -66,33 +71,24 @@ class Asking:
         if task is not None:
             trio.lowlevel.reschedule(task)
 
-    def end(self, client: Client) -> None:
-        """Have the next request of a client that has its response wake the task, or wake it now."""
-        if self._task is not None and client.keep_alive and client.reader.wait_ahead(self._task):
-            self._waits_ahead = client
-        else:
-            self.wake()
-
     async def wait(self) -> Frame | None:
         """Return the next answer; None if it was woken without any."""
         if not self._answers:
             self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abandon)
+            await trio.lowlevel.wait_task_rescheduled(self.abandon)
         return self._answers.pop(0) if self._answers else None
 
     def unread_step(self) -> SentStep | None:
         """Return the step that the task has not received: it was cancelled in the same turn."""
-        return next((frame for frame in self._answers if isinstance(frame, SentStep)), None)
+        for frame in self._answers:
+            if isinstance(frame, SentStep):
+                return frame
+        return None
 
-    def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+    def abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        """Called when the task is cancelled while it waits."""
         self._task = None
-        if self._waits_ahead is not None:
-            self._waits_ahead.reader.end_wait_ahead()
         return trio.lowlevel.Abort.SUCCEEDED
-
-
-def _ignore(_text: bytes) -> None:
-    """Comment nothing: there is no stream."""
 
 
 class FrameDesk:
@@ -125,39 +121,30 @@ class FrameDesk:
             self._last += 1
         return self._last
 
-    def begin(
-        self,
-        asked: SentAsk,
-        *,
-        cancel: Callable[[], None],
-        comment: Callable[[bytes], None],
-        progress: RequestProgress | None = None,
-        begin: Callable[[SentStep], bool] | None = None,
-    ) -> Asking:
-        """Ask, and return where the answers arrive; `end` must follow. Without an owner, the next is asked.
+    def begin(self, asked: SentAsk, asking: Asking) -> None:
+        """Ask, and have `asking` get the answers; `end` must follow. Without an owner, the next is asked.
 
         Raises ApiError for an ask that is too large.
         """
         if has_large_ask(asked):
             raise errors.head_too_large(OWN_BYTES_MAX)
-        asking = self.asking[asked.number] = Asking(asked.number, cancel, comment, progress, begin)
+        asking.number = asked.number
+        self.asking[asked.number] = asking
         for frame in self._talk.ask(asked, self._now()):
             self._send(frame)
-        return asking
 
-    def begin_copy(self, number: int, content: Mapping[str, Any], cancel: Callable[[], None]) -> Asking | None:
-        """Ask for a copy of this request, and return where the answer arrives; `end` must follow.
+    def begin_copy(self, number: int, content: Mapping[str, Any], asking: Asking) -> bool:
+        """Ask for a copy of this request, and have `asking` get the answer; `end` must follow.
 
-        None if there is no owner that knows the request.
+        Return False if there is no owner that knows the request.
         """
         frames = self._talk.sends(Note("shadow", number, content), self._now())
-        if not frames:
-            return None
-        copy = COPIES | number
-        asking = self.asking[copy] = Asking(copy, cancel, _ignore)
+        if frames:
+            asking.number = COPIES | number
+            self.asking[asking.number] = asking
         for frame in frames:
             self._send(frame)
-        return asking
+        return bool(frames)
 
     def end(self, asking: Asking) -> None:
         """Receive no more answers; a request that still asks leaves. Harmless the second time."""
@@ -243,7 +230,7 @@ class FrameDesk:
         """Return how far the oldest requests have got with their endpoints; None if there are none."""
         rows: list[list[object]] = []
         for number, asking in itertools.islice(self.asking.items(), TOLD_MAX):
-            leg = None if asking.progress is None else asking.progress.leg
+            leg = asking.leg
             if leg is not None:
                 mover = None if leg.relay is None else leg.relay.body
                 times = [None if at is None else clock.ns_of(at) for at in (leg.asked_at, leg.answered_at)]

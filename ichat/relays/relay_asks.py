@@ -7,8 +7,9 @@ from ichat.errors import ApiError
 from ichat.http.heads import RequestHead
 from ichat.http.request import Request
 from ichat.protocol.messages import HOP_HEADER
-from ichat.relays.frame_desk import FrameDesk
+from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.values import MonotonicNs, Note, Refused, SentAsk
+from ichat.routing.prefix_chain import PrefixSums
 from ichat.security.addresses import FORWARDED
 from ichat.security.auth import CREDENTIALS
 
@@ -32,9 +33,7 @@ def asked_of(
     bits: int,
     model: str = "",
     prompt_bytes: int = 0,
-    prefix_bytes: int = 0,
-    checksums: tuple[int, ...] = (),
-    before: tuple[tuple[str, bytes], ...] = (),
+    sums: PrefixSums | None = None,
     session_header: bytes,
     at: MonotonicNs,
     body_bytes: int = 0,
@@ -51,6 +50,9 @@ def asked_of(
         shown_id = request.id.decode()
         if request.own_id != request.id:
             headers += ((b":own-id", request.own_id),)
+    prefix_bytes, checksums, before = 0, (), ()
+    if sums is not None:
+        prefix_bytes, checksums, before = sums.length, tuple(sums.checksums), tuple(sums.before.items())
     session = names.get(session_header, b"") if session_header else b""
     return SentAsk(
         number, at, shown_id, model, request.target, request.method, peer, names.get(b"authorization", b""),
@@ -84,11 +86,8 @@ def refusal_note(error: ApiError, request_id: bytes, peer: str, head: Request | 
 
 async def admit(desk: FrameDesk, head: SentAsk) -> None:
     """Raise ApiError if the owner refuses a request for its head, or the head is too large to ask."""
-
-    def ignore(_text: bytes) -> None:
-        """Comment nothing: there is no stream."""
-
-    asking = desk.begin(head, cancel=lambda: None, comment=ignore)
+    asking = Asking()
+    desk.begin(head, asking)
     try:
         frame = await asking.wait()
     finally:

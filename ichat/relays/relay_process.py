@@ -38,7 +38,8 @@ from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
 from ichat.relays.ownerless import Ownerless
 from ichat.relays.relay_asks import admit, asked_of, refusal_note
-from ichat.relays.relay_exchange import RelayExchange, RelayParts
+from ichat.relays.relay_exchange import RelayExchange
+from ichat.relays.relay_request import RelayParts
 from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import OfferedSettings
@@ -214,7 +215,7 @@ class RelayProcess:
         if self._parts is None:
             clock = TrioClock.read(trio.current_time(), monotonic_now())
             copies = CopiesAtRelay(self._nursery, self._pool, self._desk, clock)
-            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings)
+            self._parts = RelayParts(self._pool, self._desk, copies, clock, settings, self._link)
         self._parts.copies.copies_max = settings.shadows_max
         self._parts.settings, self._parts.session_header = settings, settings.session_header.encode()
         self._parts.without_prefixes.clear()

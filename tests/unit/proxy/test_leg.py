@@ -2,7 +2,7 @@
 
 import pytest
 import trio
-from support.peers import plain
+from support.peers import plain, until
 
 from ichat.http.hub import Hub
 from ichat.http.pool import Pool, Upstream
@@ -19,14 +19,16 @@ def leg_to(nursery):
     """Return `leg_to(port, ...)`, which makes a leg whose sink drops the response."""
     hub = Hub()
     nursery.start_soon(hub.run_forever)
-    pool = Pool(hub, connect_s=5, idle_s=5)
+    pool, upstreams = Pool(hub, connect_s=5, idle_s=5), {}
 
     def make(port, *, route=None, first_byte_s=30.0, **more):
-        endpoint = Endpoint(Upstream("worker w", "127.0.0.1", port), b"w", 8, route)
+        upstream = upstreams.setdefault(port, Upstream("worker w", "127.0.0.1", port))
+        endpoint = Endpoint(upstream, b"w", 8, route)
         step = AttemptStep("w", "m", first_byte_s=first_byte_s, stall_s=30.0, **more)
         return Leg(pool, endpoint.facts, step, Nowhere(), (REQUEST,), b"POST")
 
-    return make
+    yield make
+    pool.close_idle()
 
 
 @pytest.mark.parametrize(("answer", "more", "kind", "status", "code"), [
@@ -70,3 +72,71 @@ async def test_an_upstream_that_does_not_listen_has_not_seen_the_request(leg_to)
     """No endpoint has seen the request."""
     outcome = await leg_to(1).run()
     assert (outcome.kind, outcome.failure.code, outcome.is_over) == ("unreachable", "upstream_unreachable", False)
+
+
+async def begun_on_kept(leg_to, port, **more):
+    """Return a leg that has begun on a kept connection, and a list that gets an item at its change."""
+    first, changes = leg_to(port), []
+    assert first.begin(lambda: None) is False, "there is no connection yet"
+    assert await first.run() is ANSWERED
+    leg = leg_to(port, **more)
+    assert leg.begin(lambda: changes.append(1))
+    return leg, changes
+
+
+@pytest.mark.parametrize("answer", [plain(b"{}"), HEAD % (b"500 Failed", b"")])
+async def test_a_leg_without_a_task_begins_and_ends_on_a_kept_connection(serve, leg_to, answer):
+    """Its change is reported once, and the connection carries the next exchange."""
+    connections = []
+
+    async def reply(stream, head, body):
+        if stream not in connections:
+            connections.append(stream)
+        await stream.send_all(answer)
+
+    _, port = await serve(reply)
+    leg, changes = await begun_on_kept(leg_to, port)
+    await until(lambda: changes)
+    assert (leg.end(), changes, leg.status) == (True, [1], int(answer.split()[1]))
+    assert await leg_to(port).run() is ANSWERED
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize(("answer", "kind"), [
+    (b"", "broken"), (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", "broken"),
+    (HEAD % (b"503 Away", b"x-ichat-code: draining\r\n"), "declined"),
+])  # fmt: skip
+async def test_a_leg_that_cannot_end_without_a_task_goes_on_in_one(serve, leg_to, answer, kind):
+    """`end` returns False, and `run` has the outcome, as if it had begun the exchange itself."""
+    answers = [plain(b"{}"), answer, answer]
+
+    async def reply(stream, head, body):
+        given = answers.pop(0)
+        await stream.send_all(given)
+        return None if len(answers) == 2 else "close"
+
+    _, port = await serve(reply)
+    leg, changes = await begun_on_kept(leg_to, port)
+    await until(lambda: changes)
+    assert leg.end() is False
+    assert (await leg.run()).kind == kind
+
+
+async def test_an_abandoned_leg_gives_up_its_connection(serve, leg_to):
+    """The upstream sees the end, no change is reported, and it is harmless the second time."""
+    ends, has_first = [], []
+
+    async def reply(stream, head, body):
+        if has_first:
+            ends.append(await stream.receive_some())
+            return "close"
+        has_first.append(1)
+        await stream.send_all(plain(b"{}"))
+        return None
+
+    _, port = await serve(reply)
+    leg, changes = await begun_on_kept(leg_to, port)
+    leg.abandon()
+    leg.abandon()
+    await until(lambda: ends)
+    assert (ends, changes) == ([b""], [])

@@ -4,7 +4,7 @@ import pytest
 
 from ichat.errors import ApiError
 from ichat.proxy.steps import AttemptStep
-from ichat.relays.frame_desk import FrameDesk
+from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.frames import ASK_BYTES_MAX, OWN_BYTES_MAX, encode, has_large_ask
 from ichat.relays.link import hello
 from ichat.relays.relay_asks import admit
@@ -19,9 +19,8 @@ def test_a_client_that_leaves_in_the_turn_of_its_step_frees_its_place():
     talk, sent = RelayTalk(), []
     talk.meet_owner(hello(1), NOW)
     desk = FrameDesk(talk, sent.append, lambda: NOW)
-    asking = desk.begin(
-        SentAsk(1, NOW, "id1", "m", b"/v1/completions"), cancel=lambda: None, comment=lambda _text: None
-    )
+    asking = Asking()
+    desk.begin(SentAsk(1, NOW, "id1", "m", b"/v1/completions"), asking)
     step = SentStep(1, 1, AttemptStep("w", "m"), key="k")
     desk.receive(step, has_effect=talk.receives(step, NOW))
     desk.end(asking)
@@ -50,7 +49,7 @@ async def test_an_ask_that_no_frame_can_have_is_refused_and_leaves_nothing(asked
         talk.meet_owner(hello(1), NOW)
     desk = FrameDesk(talk, sent.append, lambda: NOW)
     with pytest.raises(ApiError) as refused:
-        desk.begin(asked, cancel=lambda: None, comment=lambda _text: None)
+        desk.begin(asked, Asking())
     with pytest.raises(ApiError) as not_admitted:
         await admit(desk, asked._replace(bits=HEAD_ONLY))
     assert {(one.value.status, one.value.code) for one in (refused, not_admitted)} == {(431, "head_too_large")}
