@@ -99,7 +99,10 @@ async def turn_of_another_key(gateway, relays, count):
         async with trio.open_nursery() as nursery:
             while True:
                 stream = await site.connect(found := Result())
-                await ask(stream, {"model": "none"}, Result(), "sk-a")  # a relay has it now
+                await ask(stream, {"model": "none"}, found, "sk-a")  # a relay has it now
+                if found.is_last:
+                    await trio.aclose_forcefully(stream)
+                    continue
                 streams[found.port] = stream
                 if len(streams) % 16 and len(streams) < count:
                     continue
