@@ -61,16 +61,14 @@ class GatewayContext:
         routes = (route for routes in self.directory.external.values() for route in routes)
         return next((route for route in routes if route.id == endpoint_id.encode()), None)
 
-    def timeouts_of(self, endpoint: Endpoint) -> tuple[float, float]:
-        """Return how long an endpoint may need until its first byte, and between two bytes, in seconds."""
-        return endpoint.timeouts or (self.timeouts.first_byte_s, self.timeouts.stream_stall_s)
-
     def reconfigure(self, config: Config) -> None:
         """Go on with the timeouts and settings of another configuration."""
         self.aliases = Aliases.from_config(config)
         aliases = self.aliases.by_name.values()
         self.prompt_lengths.keep_only({model for one in aliases if one.longer is not None for model in one.models})
         self.timeouts = config.timeouts
+        self.endpoint_timeouts = (config.timeouts.first_byte_s, config.timeouts.stream_stall_s)
+        """How long an endpoint without its own timeouts may need for its first byte, and between two, in seconds."""
         self.settings = config.server_settings
         self.session_header = config.routing.session_header.lower().encode()
         """Requests with the same value of this header go to the same endpoint; empty: none do."""

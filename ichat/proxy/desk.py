@@ -35,12 +35,12 @@ from ichat.proxy.steps import (
     next_step,
     plain_start,
 )
-from ichat.proxy.targets import chain_for, reason_of_refusal, route_along, seems_too_long
+from ichat.proxy.targets import reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint, EndpointFacts
-from ichat.routing.prefix_chain import PrefixChain
+from ichat.routing.prefix_chain import PrefixChain, chain_for
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.security.auth import Caller
 from ichat.security.grant import NO_GRANT, admit, grant_of
@@ -351,7 +351,8 @@ class Desk:
             request_head = (*trace.headers, *request_head)
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
-        return Found(worker, *context.timeouts_of(endpoint), request_head, _response_head(context, endpoint, prefix))
+        response_head = _response_head(context, endpoint, prefix)
+        return Found(worker, *(endpoint.timeouts or context.endpoint_timeouts), request_head, response_head)
 
 
 def _response_head(context: GatewayContext, endpoint: Endpoint, prefix: PrefixChain | None) -> HeaderPairs:
@@ -377,5 +378,5 @@ def _routing_for(desk: Desk, step: Lookup) -> RoutingRequest:
     """Return the request as the balancer sees it for another model."""
     routing = RoutingRequest(step.model, desk._session, desk.grant.fairness_key, only=desk._only)
     if not desk._session and desk._only is None:
-        routing.make_prefix = partial(chain_for, desk._asker, step)
+        routing.make_prefix = partial(chain_for, desk._asker.read_prefix, step.model, step.edits.set, step.edits.drop)
     return routing

@@ -106,7 +106,7 @@ class Exchange:
         progress = self.progress
         progress.read_plainly()
         self.desk.grant_plainly()
-        first_byte_s, stall_s = self._context.timeouts_of(endpoint)
+        first_byte_s, stall_s = endpoint.timeouts or self._context.endpoint_timeouts
         step = AttemptStep(
             "", "", request_head=tuple(internal), first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True
         )

@@ -82,3 +82,27 @@ def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
         route = _route_of(given, config)
         same.append(Endpoint(upstream, id_.encode(), in_flight_max, route, access, circuit=circuit))
     return found
+
+
+def _settings_of_route(config: Config, name: str) -> Sequence[object]:
+    """Return all settings on which the external routes of a name depend."""
+    routes = [route for route in config.external_routes if route.model_name == name]
+    defaults = config.litellm_settings
+    return [
+        *routes, defaults.drop_params, defaults.additional_drop_params, defaults.allowed_openai_params,
+        config.routing.max_in_flight,
+    ]  # fmt: skip
+
+
+def with_kept_routes(
+    new: Mapping[str, Sequence[Endpoint]], current: Mapping[str, Sequence[Endpoint]], before: Config, config: Config
+) -> Mapping[str, Sequence[Endpoint]]:
+    """Return the new endpoints of external routes; endpoints with unchanged settings keep their counts."""
+    kept = {name for name in new if _settings_of_route(before, name) == _settings_of_route(config, name)}
+    for name in kept:
+        for endpoint, changed in zip(current[name], new[name], strict=True):
+            endpoint.reconfigure(changed.upstream, changed.access, changed.route)
+    for name in current.keys() - kept:
+        for endpoint in current[name]:
+            endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
+    return {name: current[name] if name in kept else endpoints for name, endpoints in new.items()}

@@ -1,14 +1,12 @@
-"""The models that a request may be sent to: its route at the beginning, its body and its prefix for each of them."""
+"""The models that a request may be sent to: its route at the beginning, and its body for each of them."""
 
 import math
 
 from ichat.fleet.fleet_view import DirectoryView
 from ichat.http.request_body import RequestBody
-from ichat.proxy.model_request import Asker
-from ichat.proxy.steps import BodyEdits, Lookup, RequestRoute
+from ichat.proxy.steps import BodyEdits, RequestRoute
 from ichat.routing.aliases import Plan
 from ichat.routing.availability import Full, Loadable, NotReady, QueueTimeout, Ready, Refusal, Unknown
-from ichat.routing.prefix_chain import PrefixChain, chain_of
 from ichat.routing.prompt_lengths import PromptLengths
 
 
@@ -43,12 +41,6 @@ async def body_for(body: RequestBody, edits: BodyEdits, name: str) -> RequestBod
     values = body.written(given)
     drop = {*edits.drop, *(given.keys() - values)}  # nor may the client choose values that a form cannot have
     return await body.edited({**values, "model": body.text(edits.model)}, drop)
-
-
-def chain_for(asker: Asker, step: Lookup) -> PrefixChain | None:
-    """Return the chain of a request's prefix for the model of a step; None if it has none."""
-    sums, edits = asker.read_prefix(), step.edits
-    return None if sums is None else chain_of(sums, step.model, edits.set, edits.drop)
 
 
 def seems_too_long(directory: DirectoryView, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:

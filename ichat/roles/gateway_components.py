@@ -42,7 +42,7 @@ from ichat.observability.usage.ledger import Ledger, families_of
 from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
-from ichat.proxy.external_routes import external_endpoints
+from ichat.proxy.external_routes import external_endpoints, with_kept_routes
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
@@ -345,7 +345,7 @@ class Reconfiguration:
 
     def _apply(self, config: Config, parts: SecureParts, old: Config) -> None:
         directory = self.fleet.directory
-        directory.use_routes(_with_kept_routes(parts.external, directory.external, old, config))
+        directory.use_routes(with_kept_routes(parts.external, directory.external, old, config))
         self.fleet.registry.use_servers(parts.servers)
         if parts.auth.token != self.auth.token:
             self.fleet.table.require_reauthentication()
@@ -367,27 +367,3 @@ def put_keys_in_force(
     auth.replace(auth_of(in_force.config, made, now, auth.secret))
     quotas.reconfigure(with_made)
     metrics.keep_keys([key.name for key in with_made.security.keys])
-
-
-def _settings_of_route(config: Config, name: str) -> Sequence[object]:
-    """Return all settings on which the external routes of a name depend."""
-    routes = [route for route in config.external_routes if route.model_name == name]
-    defaults = config.litellm_settings
-    return [
-        *routes, defaults.drop_params, defaults.additional_drop_params, defaults.allowed_openai_params,
-        config.routing.max_in_flight,
-    ]  # fmt: skip
-
-
-def _with_kept_routes(
-    new: Mapping[str, Sequence[Endpoint]], current: Mapping[str, Sequence[Endpoint]], before: Config, config: Config
-) -> Mapping[str, Sequence[Endpoint]]:
-    """Return the new endpoints of external routes; endpoints with unchanged settings keep their counts."""
-    kept = {name for name in new if _settings_of_route(before, name) == _settings_of_route(config, name)}
-    for name in kept:
-        for endpoint, changed in zip(current[name], new[name], strict=True):
-            endpoint.reconfigure(changed.upstream, changed.access, changed.route)
-    for name in current.keys() - kept:
-        for endpoint in current[name]:
-            endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
-    return {name: current[name] if name in kept else endpoints for name, endpoints in new.items()}

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import struct
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from zlib import adler32
 
 import attrs
@@ -129,6 +129,14 @@ def chain_of(
         digest = (digest * _FACTOR + checksum) & _MASK
         digests.append(_bytes_of(digest))
     return PrefixChain(sums.length, digests)
+
+
+def chain_for(
+    read: Callable[[], PrefixSums | None], model: str, given: Iterable[tuple[str, bytes]], dropped: Collection[str]
+) -> PrefixChain | None:
+    """Return the chain of a request for a model, as `chain_of` does, from the sums that `read` returns, if any."""
+    sums = read()
+    return None if sums is None else chain_of(sums, model, given, dropped)
 
 
 def _edited(
