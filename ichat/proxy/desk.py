@@ -346,9 +346,8 @@ class Desk:
         context, endpoint, prefix, trace = self._context, lease.endpoint, self.prefix, self.trace
         self.lease, self.endpoint = lease, endpoint.facts
         worker = self.worker = endpoint.id.decode()
-        request_head = endpoint.facts.proof_headers(context.auth.proof)
-        if trace is not None:
-            request_head = (*trace.headers, *request_head)
+        proof = endpoint.facts.proof_headers(context.auth.proof)
+        request_head = proof if trace is None else (*trace.headers, *proof)
         if prefix is not None and endpoint.reports_prefixes:
             request_head = (*request_head, (PREFIX_HEADER, chain_header(prefix.length, prefix.digests)))
         response_head = _response_head(context, endpoint, prefix)
