@@ -82,7 +82,7 @@ def served(serve, gateway_to, connect):
 
 def asked(upstream):
     """Return the bodies of requests to a model that an upstream got; the gateway asks workers for their logs too."""
-    return [json.loads(body) for head, body in upstream.requests if head.method == b"POST"]
+    return [json.loads(body) for _, body in upstream.posts]
 
 
 def said(headers):

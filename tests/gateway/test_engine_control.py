@@ -172,11 +172,6 @@ async def hello(stream, head, body):
     await stream.send_all(plain(b'{"hello": 1}'))
 
 
-def requests_to(upstream):
-    """Return what a worker was sent by clients, and not by the gateway itself, which follows its log."""
-    return [(head, body) for head, body in upstream.requests if head.method == b"POST"]
-
-
 @pytest.fixture
 def ask(connect):
     """Send a request: `status, headers, body = await ask(port, body, header=value)`."""
@@ -238,7 +233,7 @@ async def test_only_keys_with_engine_control_steer_engines(worker_behind, ask, w
         port, authorization=key and f"Bearer {key}", x_forwarded_for=address, x_mine="1", **STEERED
     )
     assert status == 200
-    [(head, body)] = requests_to(upstream)
+    [(head, body)] = upstream.posts
     names = dict(head.headers)
     steering = {name.lower().encode() for name in STEERED} & names.keys()
     assert names[b"x-mine"] == b"1"
@@ -257,7 +252,7 @@ async def test_members_that_the_operator_sets_replace_the_clients(worker_behind,
     upstream, port = await worker_behind(more)
     for sent in (b'"priority": 3, "rid": "x", ', b""):
         _, headers, _ = await ask(port, b'{"model": "fast", %b"messages": []}' % sent, x_forwarded_for="203.0.113.9")
-        _, body = requests_to(upstream)[-1]
+        _, body = upstream.posts[-1]
         assert json.loads(body) == {"model": "m", "priority": -1, "messages": []}
         assert headers.get(b"x-ichat-dropped") == (b"rid" if sent else None)
 
@@ -267,7 +262,7 @@ async def test_a_request_without_control_fields_is_unchanged(worker_behind, ask,
     upstream, port = await worker_behind()
     body = b'{ "model":"m", "vllm_xargs": {"a": 1}, "user": "priority" }'
     _, headers, _ = await ask(port, body, x_forwarded_for="203.0.113.9")
-    assert [sent for _, sent in requests_to(upstream)] == [body]
+    assert [sent for _, sent in upstream.posts] == [body]
     assert b"x-ichat-dropped" not in headers
     assert not [record for record in caplog.records if record.name == "ichat.proxy.engine_control"]
 
@@ -280,7 +275,7 @@ async def test_a_large_body_and_a_form_are_no_way_round(worker_behind, ask):
     audio = form((b"model", b"m"), (b"priority", b"1"), (b"file", b"RIFF"))
     for_form = FORM[0][1].decode()
     await ask(port, audio, "/v1/audio/transcriptions", x_forwarded_for="203.0.113.9", content_type=for_form)
-    assert [body for _, body in requests_to(upstream)] == [
+    assert [body for _, body in upstream.posts] == [
         b'{%b,"model":"m"}' % PAD,
         form((b"model", b"m"), (b"file", b"RIFF")),
     ]
@@ -290,7 +285,7 @@ async def test_an_external_route_gets_what_it_is_sent(worker_behind, ask):
     """What these names mean elsewhere is not the gateway's to know."""
     upstream, port = await worker_behind(routes=["m"])
     await ask(port, x_forwarded_for="203.0.113.9", **STEERED)
-    [(head, body)] = requests_to(upstream)
+    [(head, body)] = upstream.posts
     assert body == BODY
     assert {name.lower().encode() for name in STEERED} <= dict(head.headers).keys()
 
@@ -302,4 +297,4 @@ async def test_a_body_that_cannot_be_looked_into_reaches_no_worker(worker_behind
     status, _, answer = await ask(port, body, x_forwarded_for="203.0.113.9")
     assert (status, code_of(answer)) == (400, "bad_request")
     assert re.search("`vllm_xargs` must have at most", answer.decode())
-    assert not requests_to(upstream)
+    assert not upstream.posts

@@ -127,7 +127,7 @@ async def test_waiting_requests_are_answered_once_the_worker_is_ready(open_site,
     assert [(status, body) for status, _, body in answers] == [(200, b'{"hello": 1}')] * 20
     assert {headers[b"x-ichat-worker"] for _, headers, _ in answers} == {b"w"}
     assert len({headers[b"x-request-id"] for _, headers, _ in answers}) == 20
-    assert len(site.upstream.requests) == 20
+    assert len(site.upstream.posts) == 20
 
 
 async def test_a_failed_load_refuses_waiting_requests_at_once(open_site, connect):
@@ -145,7 +145,7 @@ async def test_a_failed_load_refuses_waiting_requests_at_once(open_site, connect
         "The model `m` is not ready: it has failed, and can be asked for again in 8 s."
     }
     assert {code_of(body) for _, _, body in answers} == {"model_not_ready"}
-    assert site.upstream.requests == []
+    assert site.upstream.posts == []
     status, _, body = await (await connect(site.port)).ask()
     assert (status, code_of(body)) == (503, "model_not_ready"), "who comes later is told the same"
 
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_leaves_the_queue(open_site, connect):
     site.tell()
     status, _, _ = await second.response()
     assert status == 200
-    assert len(site.upstream.requests) == 1
+    assert len(site.upstream.posts) == 1
 
 
 async def test_the_queue_of_a_model_that_is_loaded_is_bounded(open_site, connect):
@@ -219,7 +219,7 @@ async def test_a_worker_drained_for_another_model_loses_no_request(open_site, co
     site.tell()
     served, waiting = await connect(site.port), await connect(site.port)
     await stream(served)
-    await until(lambda: site.upstream.requests)
+    await until(lambda: site.upstream.posts)
     await stream(waiting)
     await site.until_waiting(1)
     site.fleet.managed.drain(site.worker)
@@ -327,7 +327,7 @@ async def test_no_comment_comes_after_a_load_where_none_is_configured(open_site,
     data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
     site.start()
     site.tell()
-    await until(lambda: site.upstream.requests)
+    await until(lambda: site.upstream.posts)
     await trio.sleep(1.2)  # more than a sweep of the hub
     go.set()
     data = await read_until(client, lambda data: data.endswith(SSE_END), data)

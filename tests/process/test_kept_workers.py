@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.deployments import free_port, lines_of, pid_of, stream, worker
-from support.programs import LIMIT_S, alive
+from support.programs import LIMIT_S, alive, words_of
 
 from ichat.observability.logs.files import load
 from ichat.supervisor.state import StateDirectory
@@ -87,13 +87,6 @@ class Site:
 
 def open_now(path, flags):
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def words_of(process):
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def numbers_of(program):

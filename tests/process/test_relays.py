@@ -12,7 +12,7 @@ import urllib.request
 import psutil
 import pytest
 from support.deployments import free_port, worker
-from support.programs import LIMIT_S, ROOT
+from support.programs import LIMIT_S, ROOT, words_of
 
 RSS_MAX = 45 * 1024 * 1024
 FORBIDDEN = ("ichat.roles", "ichat.admin", "prometheus_client", "httpx", "hypercorn", "quart", "sqlite3")
@@ -22,7 +22,7 @@ def relays_of(program):
     """Return the relays of a gateway, in the order of their numbers."""
     found = []
     for process in program.descendants():
-        words = process.cmdline()
+        words = words_of(process)
         if "relay" in words:
             (number,) = (word.partition("=")[2] for word in words if word.startswith("--number="))
             found.append((int(number), process.pid, process))

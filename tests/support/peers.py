@@ -21,6 +21,11 @@ class Upstream:
         self.connections = 0
         self.closed = 0
 
+    @property
+    def posts(self):
+        """The requests of clients, with their bodies: a gateway may ask for a worker's log at any time."""
+        return [(head, body) for head, body in self.requests if head.method == b"POST"]
+
     async def serve(self, stream):
         self.connections += 1
         try:

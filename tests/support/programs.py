@@ -135,6 +135,14 @@ def kept_command(watchdog_s, command):
     return [sys.executable, "-c", KEPT, watchdog_s, *command]
 
 
+def words_of(process):
+    """Return the command line of a process; nothing of one that has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def alive(processes):
     found = []
     for process in processes:
