@@ -53,6 +53,8 @@ class Follower:
         """Whether it gets the requests in flight."""
         self.wants_state = True
         """Whether it waits for the state as a whole."""
+        self._keeps_changes = False
+        """Whether changes follow the state that it waits for: the state is being read."""
         self._state: deque[bytes] = deque()
         """The rest of that."""
         self._changes: deque[bytes] = deque()
@@ -65,15 +67,19 @@ class Follower:
     def __repr__(self) -> str:
         return f"<Follower, {len(self._state)} pieces and {self._changes_bytes} bytes behind>"
 
+    def expect_state(self) -> None:
+        """Keep changes from now on: the state is being read, and may not have them."""
+        self._keeps_changes, self._is_behind = True, False
+
     def begin(self, state: Iterable[bytes]) -> None:
-        """Send it the state in these pieces, and changes from now on."""
+        """Send it the state in these pieces, and then the changes since `expect_state`."""
         self._state.extend(state)
-        self.wants_state = self._is_behind = False
+        self.wants_state = self._keeps_changes = False
         self.arrived()
 
     def put(self, event: bytes) -> None:
-        """Send it a change, unless it waits for the whole state."""
-        if self.wants_state or self._is_behind:
+        """Send it a change, unless the whole state will have it."""
+        if (self.wants_state and not self._keeps_changes) or self._is_behind:
             return
         self._changes.append(event)
         self._changes_bytes += len(event)
@@ -114,7 +120,7 @@ class Follower:
     def _next(self) -> bytes:
         """Return the next whole events, or a piece of the state; empty if there are none."""
         found, size = list[bytes](), 0
-        while (self._state or self._changes) and size < BLOCK_BYTES:
+        while (self._state or (self._changes and not self.wants_state)) and size < BLOCK_BYTES:
             if self._state:
                 piece = self._state.popleft()
             else:
@@ -259,9 +265,12 @@ class EventStreams:
 
     async def _send_state(self) -> None:
         """Send the whole state to the followers that want it."""
-        if any(one.wants_state for one in self._followers):
+        waiting = [one for one in self._followers if one.wants_state]
+        for follower in waiting:
+            follower.expect_state()
+        if waiting:
             pieces = [piece async for piece in Pieces(self._state())]
-            for follower in [one for one in self._followers if one.wants_state]:
+            for follower in waiting:
                 follower.begin([b"event: state\ndata: ", *pieces, b"\n\n"])
 
     def _state(self) -> Iterator[str]:

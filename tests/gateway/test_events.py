@@ -249,6 +249,22 @@ async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, fleet, 
     assert [one["machine"] for one in told[1]["changed"]] == ["gpu-1"]
 
 
+async def test_a_change_while_the_state_is_read_follows_it(overview, nursery, autojump_clock):
+    """The state may have been read before the change: it is sent as an event, too."""
+
+    class Reloader:
+        @property
+        def state(self):
+            streams.send_to_all("config", "changed")
+            return "before"
+
+    streams = EventStreams(overview, SimpleNamespace(storage="ok"), Reloader())
+    nursery.start_soon(streams.run_forever)
+    with trio.fail_after(5 * LOOK_S):
+        (first, state), (second, config) = await read(streams.follow(wants_requests=False), 2)
+    assert (first, state["config"], second, config) == ("state", "before", "config", "changed")
+
+
 async def read(follower, count=1):
     """Return the names and data of the next events."""
     decoder, found = sse.EventDecoder(2**24), []
