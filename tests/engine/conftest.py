@@ -63,7 +63,7 @@ def site(request, deploy, tmp_path_factory):
         *worker_table(request.param, "reranker", "ranks", **kept),
         "[logs]", f'access_log = "{directory}/access.log"',
     ]  # fmt: skip
-    known = {"max_model_len": 512, "enforce_eager": True, **kept}
+    known = {"max_model_len": 2048, "enforce_eager": True, **kept}
     with deploy(request.param, "chat", directory=directory, more=more, **known) as deployment:
         deployment.wait()
         for name in ("vectors", "ranks"):

@@ -6,7 +6,6 @@ What it was working on is not whole. No response may look as if it were: neither
 import contextlib
 import json
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -34,33 +33,47 @@ def slow(request, deploy, tmp_path):
         yield deployment.wait()
 
 
-def ask(place, path, stream, asked, answers):
-    """Keep the status of a long response and what came of it, `cut` at its end if the connection broke."""
-    limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
-    body = {"model": "tiny", "stream": stream, limit: TOKENS[place.engine], **ROUTES[path]}
-    text = []
-    status = 0
-    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
-        with httpx.stream("POST", f"{place.url}{path}", json=body, timeout=LIMIT_S) as response:
-            status = response.status_code
-            if stream and status == 200:
-                asked.release()
-            for piece in response.iter_text():  # what came before the connection broke is kept
-                text += [piece]
-    answers.append((path, stream, status, "".join(text)))
+class Asking:
+    """Clients of long responses: each asks again after a whole response, until the engine is about to get its signal."""
+
+    def __init__(self, place):
+        self._place = place
+        self.is_over = False
+        self.begun, self.answers = set(), []
+
+    def ask(self, number, path, stream):
+        """Keep the status of the last response and what arrived of it, until its end or that of the connection."""
+        limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+        body = {"model": "tiny", "stream": stream, limit: TOKENS[self._place.engine], **ROUTES[path]}
+        while True:
+            status, text = 0, []
+            with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                with httpx.stream("POST", f"{self._place.url}{path}", json=body, timeout=LIMIT_S) as response:
+                    status = response.status_code
+                    if stream and status == 200:
+                        self.begun.add(number)
+                    for piece in response.iter_text():  # what arrived before the connection broke is kept
+                        text += [piece]
+            if self.is_over or status != 200:
+                break
+            self.begun.discard(number)
+        self.answers.append((path, stream, status, "".join(text)))
 
 
 def test_no_response_of_a_terminated_engine_looks_whole(slow):
     """Streams end with an error event and without their usual end, plain responses are 502 or 500."""
-    place, answers, begun = slow, [], threading.Semaphore(0)
+    place, asking = slow, Asking(slow)
     restarts, scheduler = place.worker()["restarts"], place.scheduler()
     jobs = [(path, stream) for path in ROUTES for stream in (True, True, False)]
     with ThreadPoolExecutor(len(jobs)) as clients:
-        for path, stream in jobs:
-            clients.submit(ask, place, path, stream, begun, answers)
-        assert all(begun.acquire(timeout=LIMIT_S) for _, stream in jobs if stream)
-        assert not answers, answers
-        scheduler.terminate()
+        for number, (path, stream) in enumerate(jobs):
+            clients.submit(asking.ask, number, path, stream)
+        try:
+            place.program.until(lambda: len(asking.begun) == sum(stream for _, stream in jobs))
+        finally:
+            asking.is_over = True
+            scheduler.terminate()
+    answers = asking.answers
     assert len(answers) == len(jobs)
     for path, stream, status, text in answers:
         shown = (path, stream, status, text[-600:])
