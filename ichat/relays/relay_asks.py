@@ -8,7 +8,7 @@ from ichat.http.heads import RequestHead
 from ichat.http.request import Request
 from ichat.protocol.messages import HOP_HEADER
 from ichat.relays.frame_desk import Asking, FrameDesk
-from ichat.relays.values import MonotonicNs, Note, Refused, SentAsk
+from ichat.relays.values import FrameError, MonotonicNs, Note, Refused, SentAsk
 from ichat.routing.prefix_chain import PrefixSums
 from ichat.security.addresses import FORWARDED
 from ichat.security.auth import CREDENTIALS
@@ -21,7 +21,7 @@ _JUDGED = (
 )
 """Headers that a decision may depend on, beside those that each ask has, and a content type that is not `_JSON`."""
 _TEXT_MAX = 1024
-"""A longer header is not in the report of a refusal, and a longer target ends there."""
+"""A longer header is not in the report of a refusal, and a longer method or target ends there."""
 _TYPE, _JSON = b"content-type", b"application/json"
 
 
@@ -70,18 +70,22 @@ def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...
     return headers if request.version == b"1.1" else (*headers, (b":version", request.version))
 
 
-def refusal_note(error: ApiError, request_id: bytes, peer: str, head: Request | RequestHead | None) -> Note:
-    """Return the frame about a refusal by this relay: the owner counts and logs it."""
+def report_refusal(
+    desk: FrameDesk, error: ApiError, request_id: bytes, peer: str, head: Request | RequestHead | None
+) -> None:
+    """Report a refusal by this relay: the owner counts and logs it. A frame that is too large goes without headers."""
     content: dict[str, Any] = {
         "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
     }  # fmt: skip
     if head is not None:
-        target = head.target[:_TEXT_MAX]
-        content["head"] = [part.decode("latin-1") for part in (head.method, target, head.version)]
+        content["head"] = [part[:_TEXT_MAX].decode("latin-1") for part in (head.method, head.target, head.version)]
         content["headers"] = [
             [part.decode("latin-1") for part in pair] for pair in head.headers if len(pair[1]) < _TEXT_MAX
         ]
-    return Note("record", 0, content)
+    try:
+        desk.send(Note("record", 0, content))
+    except FrameError:
+        desk.send(Note("record", 0, {**content, "headers": []}))
 
 
 async def admit(desk: FrameDesk, head: SentAsk) -> None:

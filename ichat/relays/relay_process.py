@@ -37,13 +37,13 @@ from ichat.relays.forwarding import INNER_SOCKET, InnerSocket
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.owner_link import OwnerLink
 from ichat.relays.ownerless import Ownerless
-from ichat.relays.relay_asks import admit, asked_of, refusal_note
+from ichat.relays.relay_asks import admit, asked_of, report_refusal
 from ichat.relays.relay_exchange import RelayExchange
 from ichat.relays.relay_request import RelayParts
 from ichat.relays.relay_sockets import build_id, path_of
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.settings import OfferedSettings
-from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, FrameError, MonotonicNs, Note, TalkError, TrioClock
+from ichat.relays.values import HEAD_ONLY, UNKNOWN, Frame, MonotonicNs, Note, TalkError, TrioClock
 from ichat.security.cors import Cors, cors_of
 from ichat.supervisor.kept import KeptDescriptors
 
@@ -353,13 +353,8 @@ class RelayProcess:
 
     def _refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Report a refusal of bytes that were not yet a request: the owner counts and logs it, unless it is behind."""
-        if self._link.is_behind:
-            return
-        note = refusal_note(error, request_id, peer, head)
-        try:
-            self.send(note)
-        except FrameError:
-            self.send(note._replace(content={**note.content, "headers": []}))
+        if not self._link.is_behind:
+            report_refusal(self._desk, error, request_id, peer, head)
 
 
 def _admit_all(_head: RequestHead, _peer: str) -> None:

@@ -24,7 +24,7 @@ from ichat.relays.copies_at_relay import CopiesAtRelay
 from ichat.relays.frame_desk import FrameDesk
 from ichat.relays.gaps import GapsHere
 from ichat.relays.owner_link import OwnerLink
-from ichat.relays.relay_asks import admit, asked_of, refusal_note
+from ichat.relays.relay_asks import admit, asked_of, report_refusal
 from ichat.relays.settings import RelaySettings
 from ichat.relays.values import (
     BACKGROUND,
@@ -141,7 +141,7 @@ class RelayRequest:
     def record(self, error: ApiError) -> None:
         """Have the owner count and log a refusal of the relay itself."""
         request, peer = self.progress.request, self.progress.client.peer
-        self._parts.desk.send(refusal_note(error, request.own_id, peer, request))
+        report_refusal(self._parts.desk, error, request.own_id, peer, request)
 
     def comment(self, text: bytes) -> None:
         """Send a comment of the owner's in a stream that waits."""

@@ -2,12 +2,14 @@
 
 import pytest
 
+from ichat import errors
 from ichat.errors import ApiError
+from ichat.http.heads import RequestHead
 from ichat.proxy.steps import AttemptStep
 from ichat.relays.frame_desk import Asking, FrameDesk
 from ichat.relays.frames import ASK_BYTES_MAX, OWN_BYTES_MAX, encode, has_large_ask
 from ichat.relays.link import hello
-from ichat.relays.relay_asks import admit
+from ichat.relays.relay_asks import admit, report_refusal
 from ichat.relays.relay_talk import RelayTalk
 from ichat.relays.values import HEAD_ONLY, MonotonicNs, SentAsk, SentOutcome, SentStep
 
@@ -64,3 +66,16 @@ def test_an_ask_that_is_not_refused_has_room_for_its_attempts(asked):
     """It is written again with each attempt that has failed."""
     assert not has_large_ask(asked)
     encode(asked._replace(tried=TRIED, queued_s=1 / 3))
+
+
+@pytest.mark.parametrize(("count", "has_headers"), [(10, True), (2000, False)])
+def test_a_refusal_is_reported_however_large_its_head_is(count, has_headers):
+    """A frame that is too large goes without headers, and the client gets its refusal."""
+    talk, sent = RelayTalk(), []
+    talk.meet_owner(hello(1), NOW)
+    desk = FrameDesk(talk, lambda frame: sent.append((frame, encode(frame))), lambda: NOW)
+    headers = [(b"x", b"\xff" * 1000)] * count
+    head = RequestHead(b"X" * LARGE, b"/v1/completions?" + b"x" * LARGE, b"1.1", headers, 0)
+    report_refusal(desk, errors.bad_request("No."), b"id1", "peer", head)
+    ((note, _),) = sent
+    assert (note.kind, note.content["id"], bool(note.content["headers"])) == ("record", "id1", has_headers)
