@@ -24,16 +24,18 @@ REPORT_S = 5.0
 
 async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
     """Answer the requests that the old process still gets, and its relays, until they have ended."""
+    has_relays = giver.components.data.relays is not None
     async with trio.open_nursery() as nursery:
-        if giver.components.data.relays is None:
+        if not has_relays:
             door = inner_door(giver.components)
             nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
-            if handed is not None and handed.has_relays:
-                await _end_relays(giver)
-        await takeover.follow_old(giver.components.others.receive)
-        giver.components.others.end()
-        log.info("the old process has ended")
-        giver.state.starts.note_old_end()
+        async with trio.open_nursery() as ends:
+            if not has_relays and handed is not None and handed.has_relays:
+                ends.start_soon(_end_relays, giver)
+            await takeover.follow_old(giver.components.others.receive)
+            giver.components.others.end()
+            log.info("the old process has ended")
+            giver.state.starts.note_old_end()
         nursery.cancel_scope.cancel()
 
 

@@ -12,8 +12,8 @@ import pytest
 import trio
 from support.deployments import free_port, pid_of, stream, worker
 from support.peers import until
-from support.programs import LIMIT_S
-from support.relay_site import Result, ask, site_of
+from support.programs import LIMIT_S, alive
+from support.relay_site import Result, ask, post, site_of
 from support.takeovers import begin, change, finish, stops_at, take_over_in_a_row, until_stopped
 
 from ichat.errors import EXIT_UNAVAILABLE
@@ -131,6 +131,25 @@ async def test_limits_count_the_requests_that_the_old_process_still_has(gateway,
         while third.status != 200:
             await ask_once(site, third)
         assert site.upstream.most == 1
+
+
+async def test_an_old_process_that_has_ended_is_not_shown_while_its_relays_end(gateway, start, tmp_path):
+    """The new process has no relays itself: it follows the old process beside the relays, which have streams."""
+    async with site_of(gateway, free_port(), 1, LOGS) as site:
+        (relay,) = site.relays().values()
+        async with await site.connect() as stream:
+            await stream.send_all(post({"model": "m", "stream": True}))
+            await stream.receive_some()
+            old = site.program.process
+            change(tmp_path / "ichat.toml", "relays = 1", "relays = 0")
+            await finish(site, begin(start, tmp_path / "ichat.toml"))
+            await until(lambda: old.poll() is not None)
+
+            async def is_alone():
+                return (await site.get("/v1/admin/cluster/status"))["gateway"].get("retiring_pid") is None
+
+            await site.until(is_alone)
+            assert alive([relay])
 
 
 async def ask_once(site, result):
