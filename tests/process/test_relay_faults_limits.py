@@ -115,12 +115,10 @@ async def turn_of_another_key(gateway, relays, count):
             for port in first:
                 results.append(Result())
                 nursery.start_soon(ask, streams[port], {"model": "m", "who": "a"}, results[-1], "sk-a")
-            while await site.in_flight() < count:
-                await trio.sleep(0.01)
+            await site.until_in_flight(count)
             results.append(Result())
             nursery.start_soon(ask, streams[other], {"model": "m", "who": "b"}, results[-1], "sk-b")
-            while await site.in_flight() < count + 1:
-                await trio.sleep(0.01)
+            await site.until_in_flight(count + 1)
             site.upstream.opens.set()
             await until(lambda: all(one.is_whole for one in results))
             for stream in streams.values():
@@ -179,7 +177,9 @@ async def ask_rest(stream, heads):
     await stream.send_all(b"\r\n")
     data = b""
     while b"\r\n\r\n" not in data:
-        data += await stream.receive_some()
+        more = await stream.receive_some()
+        assert more, "the connection has ended without a response"
+        data += more
     heads.append(Result(status=int(data.split()[1])))
 
 

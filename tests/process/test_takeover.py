@@ -127,9 +127,12 @@ async def test_limits_count_the_requests_that_the_old_process_still_has(gateway,
             assert second.code == "rate_limited"
             site.upstream.opens.set()
         assert first.status == 200
-        third = Result()
-        while third.status != 200:
-            await ask_once(site, third)
+
+        async def is_answered():
+            await ask_once(site, third := Result())
+            return third.status == 200
+
+        await site.until(is_answered)
         assert site.upstream.most == 1
 
 

@@ -327,7 +327,10 @@ async def _response(stream):
             if not end:
                 return head, None
             while len(rest) < int(size, 16) + 2:
-                rest += await stream.receive_some()
+                more = await stream.receive_some()
+                if not more:
+                    return head, None
+                rest += more
             body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
             if not int(size, 16):
                 return head, body
@@ -383,8 +386,13 @@ class Site:
 
     async def until_ready(self, worker_id):
         """Wait for a worker, and return its process."""
-        while (found := await self.get(f"/v1/admin/workers/{worker_id}")).get("state") != "ready":
-            await trio.sleep(0.02)
+        found = {}
+
+        async def is_ready():
+            found.update(await self.get(f"/v1/admin/workers/{worker_id}"))
+            return found.get("state") == "ready"
+
+        await self.until(is_ready)
         return found["pid"]
 
     def relays(self):
@@ -416,6 +424,12 @@ class Site:
     async def in_flight(self):
         """Return the requests that the owner knows."""
         return (await self.get("/v1/admin/requests"))["total"]
+
+    async def until_in_flight(self, least):
+        async def has_requests():
+            return await self.in_flight() >= least
+
+        await self.until(has_requests)
 
     async def until_idle(self):
         async def is_idle():
