@@ -71,9 +71,6 @@ class GatewayGiver:
         """Of the tasks that only the process that decides has."""
         self._holding = trio.CancelScope()
         self._is_frozen = False
-        self._inner = InnerSocket(
-            components.data.context.pool, state.inner_socket, NewOwner(components.data.context.timeouts)
-        )
         self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
@@ -171,7 +168,13 @@ class GatewayGiver:
         for relays in self.relays:
             relays.hand_over()
         data = self.components.data
-        data.door.use_answers(self._forward, _admit_all)
+        inner = InnerSocket(data.context.pool, self.state.inner_socket, NewOwner(data.context.timeouts))
+
+        async def forward(request: Request, client: Client, _caller: Caller) -> None:
+            """Have the new process answer a request. Raises ApiError if nothing has been sent."""
+            await inner.forward(request, client)
+
+        data.door.use_answers(forward, _admit_all)
         self.components.calls.is_handed_over = True
         self.components.calls.gate.open()
         self.components.control.supervisor.hand_over()
@@ -189,10 +192,6 @@ class GatewayGiver:
         """Answer a request when it is known which process does so. Raises ApiError if nothing has been sent."""
         await self.components.calls.gate.wait_open()
         await self.components.data.door.answer(request, client, caller)
-
-    async def _forward(self, request: Request, client: Client, _caller: Caller) -> None:
-        """Have the new process answer a request. Raises ApiError if nothing has been sent."""
-        await self._inner.forward(request, client)
 
     # The snapshot.
 
