@@ -274,7 +274,8 @@ class EventStreams:
                 follower.begin([b"event: state\ndata: ", *pieces, b"\n\n"])
 
     def _state(self) -> Iterator[str]:
-        """Return the whole state as JSON in parts."""
+        """Return the whole state as JSON in parts. All followers know the same gateway then."""
+        self._send_gateway()
         overview = self._overview
         short = {
             "gateway": overview.gateway(),

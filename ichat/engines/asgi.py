@@ -196,7 +196,7 @@ class Call:
         if self.failure is None or self.hung_up or self._writer.is_behind:
             return
         if framing.is_stream and framing.is_chunked:
-            event = self._last_event + self.failure.event(self.request.path)
+            event = b"" if self._has_told_error else self._last_event + self.failure.event(self.request.path)
             self._writer.write_now(framing.frame(event, more=False) + last_chunk(self._usage_now()))
 
     def _scope(self) -> Scope:

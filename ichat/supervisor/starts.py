@@ -83,7 +83,7 @@ class Starts:
         self.retiring_pid: int | None = None
         """The process that has handed the gateway over, while it ends its connections."""
         self._how: How = "start"
-        self._old_version = ""
+        self._old_pid, self._old_version = 0, ""
         self._waiting_ns: int | None = None
         self._is_writer = False
 
@@ -102,7 +102,7 @@ class Starts:
     def begin_by_takeover(self, pid: int, version: str, waiting_ns: int) -> None:
         """Note that a process has handed the gateway over. Requests have waited since this time (`monotonic_ns`)."""
         self._how, self.retiring_pid, self._is_writer = "takeover", pid, True
-        self._old_version, self._waiting_ns = version, waiting_ns
+        self._old_pid, self._old_version, self._waiting_ns = pid, version, waiting_ns
         self._save(is_running=True)
 
     def note_open(self, lost_ns: int | None) -> None:
@@ -115,7 +115,7 @@ class Starts:
         counts = {**saved.counts, self._how: saved.counts.get(self._how, 0) + 1}
         saved = self.saved = attrs.evolve(saved, counts=counts, waited_s=round(saved.waited_s + waited_s, 3))
         if self._how == "takeover":
-            last = GatewayTakeover(round(now, 3), self.retiring_pid or 0, self._old_version, waited_s)
+            last = GatewayTakeover(round(now, 3), self._old_pid, self._old_version, waited_s)
             self.saved = attrs.evolve(saved, last_takeover=last)
             log.info("requests waited for %.2f s in this takeover", waited_s)
         elif self._how == "crash":

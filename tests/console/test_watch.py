@@ -327,14 +327,17 @@ def test_relays_are_a_table_that_follows_the_gateway(cluster, page):
     expect(page.locator(".card", has_text="Relays")).to_have_count(0)
     relay = {"number": 1, "pid": 8, "state": "accepting", "connections": 4, "requests": 3, "rss_bytes": 2**25,
              "restarts": 0, "cpu_s": 1.0, "age_s": 9.0}  # fmt: skip
-    tell(page, "gateway", {
+    gateway = {
         "id": "1", "version": "0.1.0", "pid": 1, "uptime_s": 5.0, "term": 3, "retiring_pid": 7,
         "relays": [relay, {**relay, "pid": 9, "state": "retiring", "requests": 2}],
         "last_takeover": {"at": 1.0, "pid": 7, "version": "0.1.0", "waited_s": 0.25},
         "last_crash": {"at": None, "pid": 5, "version": "", "waited_s": None},
         "last_relay_crash": {"number": 1, "pid": 6, "at": 1.0, "how": "has ended by signal SIGKILL"},
-    })  # fmt: skip
+    }  # fmt: skip
+    tell(page, "gateway", gateway)
     card = page.locator(".card", has_text="Relays")
     expect(card.locator("tbody tr", has_text="retiring")).to_contain_text("9")
     for words in ("from process 7", "Process 7 ends its connections", "no relay was left", "signal SIGKILL", "term 3"):
         expect(card).to_contain_text(words)
+    tell(page, "gateway", {**gateway, "last_crash": {"at": 1.0, "pid": None, "version": "", "waited_s": 2.0}})
+    expect(card).to_contain_text("an unknown process; requests waited 2 s")

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import trio
 from support.peers import JSON_POST, code_of, plain
@@ -18,6 +19,7 @@ from ichat.http import sse
 from ichat.observability.history import History
 from ichat.protocol.messages import Heartbeat, LoadPhase, Machine
 from ichat.proxy.requests_in_flight import RequestsInFlight
+from ichat.relays.figures import RelayView
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import hash_of
@@ -263,6 +265,27 @@ async def test_a_change_while_the_state_is_read_follows_it(overview, nursery, au
     with trio.fail_after(5 * LOOK_S):
         (first, state), (second, config) = await read(streams.follow(wants_requests=False), 2)
     assert (first, state["config"], second, config) == ("state", "before", "config", "changed")
+
+
+async def test_a_gateway_as_it_was_before_is_an_event_for_who_has_seen_it_otherwise(overview, nursery, autojump_clock):
+    """A follower that gets the state between two looks hears of figures that are those of the last look again."""
+    relay = RelayView(1, 8, "accepting", 0, 0, 1.0, 0, 0.0, 0)
+    figures = SimpleNamespace(last_crash=None, views=lambda: [relay])
+    streams = streams_of(attrs.evolve(overview, relays=[figures]))
+    nursery.start_soon(streams.run_forever)
+    first = streams.follow(wants_requests=False)
+    await read(first)
+    await trio.sleep(LOOK_S / 4)
+    relay = attrs.evolve(relay, requests=1)
+    second = streams.follow(wants_requests=False)
+    (_, state), *_ = await read(second)
+    relay = attrs.evolve(relay, requests=0)
+    seen = [state["gateway"]["relays"][0]["requests"]]
+    with trio.fail_after(5 * LOOK_S):
+        while seen[-1]:
+            gateways = [data for name, data in await read(second) if name == "gateway"]
+            seen += [data["relays"][0]["requests"] for data in gateways]
+    assert seen[0] == 1
 
 
 async def read(follower, count=1):

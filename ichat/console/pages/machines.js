@@ -27,11 +27,11 @@ function Relays() {
   const { last_crash: crash, last_takeover: takeover, last_relay_crash: relay, retiring_pid: retiring } = gateway;
   const waited = (/** @type {number | null} */ seconds) =>
     seconds === null ? "no relay was left" : `requests waited ${duration(seconds)}`;
+  const crashed = crash?.pid ? `process ${crash.pid}` : "an unknown process";
   const facts = [
     takeover && `Last takeover: ${age(takeover.at)}, from process ${takeover.pid}; ${waited(takeover.waited_s)}.`,
     retiring && `Process ${retiring} ends its connections.`,
-    crash &&
-      `Last crash: ${crash.at === null ? "" : `${age(crash.at)}, `}process ${crash.pid}; ${waited(crash.waited_s)}.`,
+    crash && `Last crash: ${crash.at === null ? "" : `${age(crash.at)}, `}${crashed}; ${waited(crash.waited_s)}.`,
     relay && `Last crash of a relay: ${age(relay.at)}, relay ${relay.number} (process ${relay.pid}) ${relay.how}.`,
   ].filter(Boolean);
   /** @type {import("../ui/table.js").Column<Relay>[]} */

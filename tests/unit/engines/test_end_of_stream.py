@@ -79,6 +79,13 @@ def test_a_failure_at_the_end_keeps_the_last_event():
     assert piece.endswith(b"0\r\nx-ichat-usage: 7,2,1\r\n\r\n")
 
 
+def test_a_failure_after_the_engines_own_error_is_not_told():
+    """The engine's error is the last event, and the chunks end cleanly."""
+    first, last = sent(b'data: {"error": {"message": "It is dead.", "code": 500}}\n\n', fails=True)
+    assert b"It is dead." in first
+    assert last == b"0\r\nx-ichat-usage: 7,2,1\r\n\r\n"
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_output_after_the_engine_gave_up_is_dropped(wanted):
     """No end that looks whole reaches the client, only the error."""

@@ -73,6 +73,15 @@ def test_a_takeover_is_written_by_the_new_process_alone(begin, tmp_path):
     assert found["ichat_ownerless_seconds"] == [last.waited_s]
 
 
+def test_an_old_process_that_ends_during_its_takeover_is_named(tmp_path):
+    """The new process answers requests once its relays have reported, which may be later."""
+    new = Starts(str(tmp_path), term=2)
+    new.begin_by_takeover(7, "0.0.9", time.monotonic_ns())
+    new.note_old_end()
+    new.note_open(None)
+    assert (new.saved.last_takeover.pid, new.retiring_pid) == (7, None)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"counts": 1}', '{"last_crash": {"at": "x"}}', "[" * 100_000])
 def test_a_damaged_file_is_nothing_known(tmp_path, text):
     (tmp_path / STARTS_FILE).write_text(text)
