@@ -6,7 +6,7 @@ wait in its queue. So no process shuts it down, and SO_REUSEPORT is not used: ea
 closing it would reset the connections there.
 """
 
-import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -87,23 +87,30 @@ def reserve_port() -> socket.socket:
     return sock
 
 
-def open_unix_listener(path: str) -> socket.socket:
+def open_unix_listener(path: str, *, replaces: bool = False) -> socket.socket:
     """Listen on a unix socket; its directory must be closed to all but its users. Raises Exit 69.
 
-    A socket of an earlier process is replaced, and the path always leads to a socket.
+    A socket left by a process that has ended is replaced. With `replaces` so is that of a running process: the path
+    always leads to a socket.
     """
+    own = f"{path}.new" if replaces else path
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + ".new")
-        sock.bind(path + ".new")
+        _remove_stale(own)
+        sock.bind(own)
         sock.listen(BACKLOG)
-        os.replace(path + ".new", path)
+        os.replace(own, path)
     except OSError as error:
         sock.close()
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {path}: {error.strerror or error}.") from error
     return sock
+
+
+def _remove_stale(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
 
 
 def close_all(sockets: list[socket.socket]) -> None:

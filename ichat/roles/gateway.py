@@ -187,7 +187,8 @@ async def _run(
             await _start_deciding(deciding, components, giver)
             await deciding.start(giver.run)
             await deciding.start(server.serve_forever)
-            inner = [open_unix_listener(state.inner_socket)] if components.data.relays is not None else []
+            has_relays = components.data.relays is not None
+            inner = [open_unix_listener(state.inner_socket, replaces=True)] if has_relays else []
             running = _Running(components, listeners, inner, notifier, receiver, server, serve_old)
             try:
                 await _serve_until_told(running, task_status)

@@ -28,7 +28,7 @@ async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: Han
     async with trio.open_nursery() as nursery:
         if not has_relays:
             door = inner_door(giver.components)
-            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket)])
+            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket, replaces=True)])
         async with trio.open_nursery() as ends:
             if not has_relays and handed is not None and handed.has_relays:
                 ends.start_soon(_end_relays, giver)
