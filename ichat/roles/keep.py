@@ -116,9 +116,7 @@ class Keeper:
         with contextlib.suppress(BlockingIOError):
             for number in self._signals.recv(_MESSAGE_BYTES):
                 self._obey(number)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._receive(*self._messages.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))[:2])
+        self._receive_all()
         late_s = time.monotonic() - self._silent_at
         if late_s > LATE_S:
             self._silent_at = time.monotonic() + self._watchdog_s
@@ -140,6 +138,11 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._main_fd, number)
 
+    def _receive_all(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._receive(*self._messages.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))[:2])
+
     def _receive(self, message: bytes, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
         """Obey a message of the gateway's process; messages of others are dropped."""
         senders = [_CREDENTIALS.unpack(data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
@@ -158,11 +161,16 @@ class Keeper:
                 self._notifier.send(line)
 
     def _reap(self) -> None:
-        """Reap all children that have ended, and note how the gateway has."""
+        """Reap all children that have ended, and note how the gateway has.
+
+        The waiting messages count before each of them: one may say that this child is the gateway's process.
+        """
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self._main:
-                    self._code = os.waitstatus_to_exitcode(ended[1])
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self._receive_all()
+                code = os.waitstatus_to_exitcode(os.waitpid(ended.si_pid, 0)[1])
+                if ended.si_pid == self._main:
+                    self._code = code
 
 
 def _ignore(*_: object) -> None:

@@ -173,6 +173,21 @@ def test_the_end_of_another_main_process_is_that_of_the_gateway(keeps):
     assert program.process.wait(LIMIT_S) == 64
 
 
+def test_the_end_of_another_main_process_counts_although_both_have_ended(keeps):
+    """The keeper stands still meanwhile, so that it sees the message and both ends at once."""
+    text = (
+        "import signal\n"
+        "os.kill(os.getppid(), signal.SIGSTOP)\n"
+        "child = os.fork()\n"
+        "if child:\n    notifier.follow(child)\n    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n    os._exit(0)\n"
+        "os._exit(64)\n"
+    )
+    program = keeps(text)
+    program.until(lambda: [one.status() for one in program.family.children(recursive=True)] == ["zombie"] * 2)
+    program.process.send_signal(signal.SIGCONT)
+    assert program.process.wait(LIMIT_S) == 64
+
+
 def test_messages_of_other_processes_do_not_count(keeps):
     """Otherwise any child of the gateway could say that another process is the gateway."""
     text = (
