@@ -288,6 +288,7 @@ def test_values_of_another_type_do_not_count():
         ("vllm", {"tensor_parallel_size": 1.5}, "tensor_parallel_size must be a count"),
         ("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size must be a count"),
         ("vllm", {"max_model_len": "long"}, "max_model_len must be a count"),
+        ("vllm", {"max_model_len": 10**400}, "max_model_len must be a count"),
     ],
 )
 def test_flags_with_an_effect_that_is_not_computed_have_no_figure(backend, arguments, reason):
