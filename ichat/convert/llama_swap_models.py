@@ -107,9 +107,7 @@ def _add_worker(name: str, given: Mapping[str, Any], engine: EngineCommand, swap
         values["backend_args"] = engine.arguments
     for key in ("proxy", "checkEndpoint", "useModelName"):
         if given.get(key):
-            swap.document.remark(
-                f"models.{name}.{key}", "is not needed: the gateway reaches its own workers by a socket"
-            )
+            swap.document.remark(f"models.{name}.{key}", sentence_for(key, SENTENCES["workers"]))
     swap.document.add("managed_workers", values, notes)
     swap.workers.append(name)
     return True
