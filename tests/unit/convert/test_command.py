@@ -106,7 +106,10 @@ def test_no_file_is_replaced_unasked(place):
     assert (place / "new.toml").read_text() == first
     run(["config.yaml", "-o", "new.toml", "--force"])
     assert "llama-swap" in (place / "new.toml").read_text()
-    assert sorted(os.listdir(place)) == ["config.yaml", "link.toml", "new.toml"]
+    (place / "directory").mkdir()
+    refused = refusal_of("config.yaml", "-o", "directory", "--force")
+    assert refused == "directory cannot be written: Is a directory."
+    assert sorted(os.listdir(place)) == ["config.yaml", "directory", "link.toml", "new.toml"]
     assert (
         refusal_of("config.yaml", "-o", "no/such.toml") == "no/such.toml cannot be written: No such file or directory."
     )
