@@ -155,7 +155,8 @@ def verdict_of(answer: EstimateAnswer) -> str:
     ranks = "1 GPU" if settings.ranks == 1 else f"{settings.ranks} GPUs"
     longest = longest_context(shape, answer.weights, settings, gpu.memory_bytes)
     remedies = [f"{answer.fewest} GPUs would do"] if answer.fewest is not None else []
-    remedies += [f"max_model_len = {longest}"] if longest else []
+    flag = "context_length" if settings.backend == "sglang" else "max_model_len"
+    remedies += [f"{flag} = {longest}"] if longest else []
     return (
         f"{answer.name} needs {gib(answer.found.least_bytes)} GiB a GPU at {ranks}; {gpu.name} has"
         f" {gib(gpu.memory_bytes)}: {', or '.join(remedies) or 'no number of these GPUs would do'}."

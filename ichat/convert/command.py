@@ -150,10 +150,10 @@ def _write(path: str, text: str, *, is_secret: bool, replaces: bool) -> None:
             try:
                 file.write(text)
                 file.flush()
+                os.replace(written, path)
             except OSError:
                 os.unlink(written)
                 raise
-        os.replace(written, path)
     except FileExistsError as error:
         raise Exit(EXIT_USAGE, f"{path} is there already: name another file, or add --force to replace it.") from error
     except OSError as error:

@@ -113,7 +113,7 @@ class Document:
                 self._judge_keys(part)
             elif part.name not in _APART:
                 part.refusal = _problem_in("\n".join(part.lines()), f"{part.name}[0].")
-        self.tables = [table for table in self.tables if table.values]
+        self.tables = [table for table in self.tables if table.values or table.refusal]
         configuration.parse(self.text(), "The result")
 
     def _judge_keys(self, table: TomlTable) -> None:

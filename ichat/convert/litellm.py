@@ -75,6 +75,8 @@ def _carry(section: str, value: Any, document: Document) -> None:
         for one in cast("list[Any]", value):
             document.add(section, table_in(one))
         return
+    if not isinstance(value, dict):
+        document.remark(section, "is no table")
     for key, inner in table_in(value).items():
         items = cast("list[Any]", inner) if isinstance(inner, list) else []
         if isinstance(inner, dict) or (items and all(isinstance(one, dict) for one in items)):

@@ -104,10 +104,10 @@ def _add_route(
             values["api_key_env"] = variable
         else:
             headers["Authorization"] = f"Bearer {key}"
-            document.has_secrets = True
             notes.append("The key belongs into a variable of the gateway's environment: name that in api_key_env.")
-    if headers:
+    if headers:  # any of them may hold a key
         values["headers"] = headers
+        document.has_secrets = True
     values |= _same(params, where, document)
     if isinstance(certificates := params.get("ssl_verify"), str):
         values["ca_certificates"] = certificates

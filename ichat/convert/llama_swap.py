@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ichat.convert.document import NO_COUNTERPART, Document, sentence_for
-from ichat.convert.llama_swap_models import SENTENCES, Swap, add_model, changes_of, others_in, stripped
+from ichat.convert.llama_swap_models import (
+    SENTENCES,
+    Swap,
+    add_model,
+    changes_of,
+    others_in,
+    remark_macros,
+    stripped,
+)
 from ichat.convert.macros import Macros, variable_of
 from ichat.convert.yaml_text import table_in, texts_in
 from ichat.security.keys import CHARACTERS_MIN, hash_of
@@ -35,6 +43,7 @@ def convert(given: Mapping[str, Any], document: Document) -> None:
     for key, act in _ACTIONS.items():
         if given.get(key) is not None:
             act(macros.expand(given[key], key), swap)
+    remark_macros(", ".join(key for key in _ACTIONS if key in given), macros, swap)
     for key in others_in(given, _ACTIONS.keys() | _READ_ELSEWHERE):
         document.remark(key, sentence_for(key, SENTENCES["whole_file"]))
     if not {"groups", "matrix"} & given.keys() and "router" not in table_in(given.get("routing")):

@@ -71,13 +71,14 @@ def add_model(name: str, raw: Mapping[str, Any], swap: Swap) -> None:
     if is_there:
         swap.models.add(name)
         _add_names(name, given, swap)
-    _remark_macros(f"models.{name}", macros, swap)
+    remark_macros(f"models.{name}", macros, swap)
     for key in others_in(given, _READ):
         section = "servers" if engine is None and key in _OF_A_PROCESS else "models"
         swap.document.remark(f"models.{name}.{key}", sentence_for(key, SENTENCES[section]))
 
 
-def _remark_macros(where: str, macros: Macros, swap: Swap) -> None:
+def remark_macros(where: str, macros: Macros, swap: Swap) -> None:
+    """Add the remarks on macros without a value, and on variables that were read, in a part of the file."""
     if macros.unset:
         names = ", ".join(sorted(macros.unset))
         swap.document.remark(where, f"these macros or variables have no value here, and stand as they were: {names}")
@@ -107,9 +108,7 @@ def _add_worker(name: str, given: Mapping[str, Any], engine: EngineCommand, swap
         values["backend_args"] = engine.arguments
     for key in ("proxy", "checkEndpoint", "useModelName"):
         if given.get(key):
-            swap.document.remark(
-                f"models.{name}.{key}", "is not needed: the gateway reaches its own workers by a socket"
-            )
+            swap.document.remark(f"models.{name}.{key}", sentence_for(key, SENTENCES["workers"]))
     swap.document.add("managed_workers", values, notes)
     swap.workers.append(name)
     return True

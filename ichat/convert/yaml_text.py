@@ -89,8 +89,8 @@ class _Walk:
         value: Any = None
         try:
             value = construct(node)
-        except ValueError:  # such as a number of thousands of digits
-            self._refuse(node, "this is no number")
+        except (ValueError, LookupError):  # such as a number of thousands of digits, or `!!bool x`
+            self._refuse(node, "this is no number, or does not fit its tag")
         if type(value) is int and not -_WHOLE_MAX <= value < _WHOLE_MAX:
             self._refuse(node, "this number has more than 64 bits")
         return value

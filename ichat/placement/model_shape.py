@@ -11,6 +11,8 @@ from ichat.config.package_data import read_toml
 Attention = Literal["full", "latent", "none"]
 Config = Mapping[str, Any]
 
+LAYERS_MAX = 4096
+"""The most layers of a model: a damaged config.json must not fill the memory."""
 _LAYER_TYPES = {"full_attention": False, "sliding_attention": True}
 _UNSCALED_ROPES = frozenset(("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"))
 """Kinds of rotary embeddings by which the context is no longer than `max_position_embeddings`."""
@@ -116,6 +118,8 @@ def _shape(kind: str, attention: Attention, config: Config, whole: Config) -> Mo
         _count(config, *keys)
         for keys in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("num_attention_heads", "n_heads"))
     )
+    if layers > LAYERS_MAX:
+        raise UnknownShape(f"its config.json has {layers} layers: at most {LAYERS_MAX} are computed")
     latent = _latent_of(config) if attention == "latent" else None
     head_dim = _count(config, "head_dim", default=hidden // heads)
     value_dim = _count(config, "v_head_dim") if latent is not None else head_dim
@@ -202,7 +206,8 @@ def _mixture_of(config: Config, layers: int) -> Mixture | None:
     dense = {*range(min(layers, _optional_count(config, "first_k_dense_replace")))}
     dense |= {number for number in range(layers) if step > 1 and (number + 1) % step}
     named = config.get("mlp_only_layers")
-    dense |= {number for number in named or () if isinstance(number, int) and 0 <= number < layers}
+    numbers = cast("list[object]", named) if isinstance(named, list) else []
+    dense |= {number for number in numbers if isinstance(number, int) and 0 <= number < layers}
     return Mixture(
         experts=experts,
         used=_count(config, "num_experts_per_tok", "experts_per_token", default=1),
@@ -252,7 +257,7 @@ def _context_of(kind: str, config: Config) -> int:
     if rope_kind == "longrope":
         return _count(config, "original_max_position_embeddings", default=context)
     is_scaled = rope_kind not in _UNSCALED_ROPES
-    return int(context * factor) if is_scaled and isinstance(factor, int | float) and factor >= 1 else context
+    return int(context * factor) if is_scaled and isinstance(factor, int | float) and 1 <= factor < 1 << 20 else context
 
 
 def _has_small_cache(quantization: Config) -> bool:

@@ -120,7 +120,7 @@ def number_of(arguments: Arguments, *names: str, default: float) -> float:
     value = next((arguments[name] for name in names if name in arguments), default)
     try:
         number = default if value is None or isinstance(value, bool | list | dict) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return default
     return number if math.isfinite(number) else default
 

@@ -106,7 +106,10 @@ def test_no_file_is_replaced_unasked(place):
     assert (place / "new.toml").read_text() == first
     run(["config.yaml", "-o", "new.toml", "--force"])
     assert "llama-swap" in (place / "new.toml").read_text()
-    assert sorted(os.listdir(place)) == ["config.yaml", "link.toml", "new.toml"]
+    (place / "directory").mkdir()
+    refused = refusal_of("config.yaml", "-o", "directory", "--force")
+    assert refused == "directory cannot be written: Is a directory."
+    assert sorted(os.listdir(place)) == ["config.yaml", "directory", "link.toml", "new.toml"]
     assert (
         refusal_of("config.yaml", "-o", "no/such.toml") == "no/such.toml cannot be written: No such file or directory."
     )
@@ -118,9 +121,10 @@ def umask():
     return mask
 
 
-def test_a_result_with_a_key_is_for_its_user_alone(place, capsys):
-    """A key that stood in the other file stands in this one: no other user reads it."""
-    (place / "config.yaml").write_text(SECRET)
+@pytest.mark.parametrize("text", [SECRET, LITELLM.replace("}}", ", extra_headers: {api-key: k}}}")])
+def test_a_result_with_a_key_is_for_its_user_alone(place, capsys, text):
+    """A key that stood in the other file stands in this one, also in another header: no other user reads it."""
+    (place / "config.yaml").write_text(text)
     run(["config.yaml", "-o", "new.toml"])
     assert stat.S_IMODE((place / "new.toml").stat().st_mode) == 0o600
     assert "keep it to yourself" in capsys.readouterr().err

@@ -351,6 +351,15 @@ general_settings: {master_key: os.environ/M}
     }  # fmt: skip
 
 
+def test_tables_of_ichat_that_are_none_are_named():
+    """A value that is no table is a remark, and an item without keys a comment with the reason."""
+    text = converted("routing: random\nmanaged_workers: [q]\n", "litellm")
+    assert table_of(text) == {}
+    assert "# - routing: is no table" in text
+    assert "# Left out: " in text
+    assert "#[[managed_workers]]" in text
+
+
 def test_a_name_breaks_out_of_no_comment():
     """A key with a line feed, and TOML after it, is a comment all the same."""
     text = converted('model_list: []\n"x\\n[security]\\nopen_metrics = true": 1\n')

@@ -154,6 +154,18 @@ models:
     assert "values that these variables have now: MODELS_OF_MINE" in named_in(text)
 
 
+def test_macros_outside_models_are_named_too(monkeypatch):
+    """The URL of a peer has the value of a variable now, or a macro that stands as it was."""
+    monkeypatch.setenv("HOST_OF_MINE", "h.test")
+    text = converted("""
+macros: {host: "${env.HOST_OF_MINE}"}
+peers: {p: {proxy: "http://${host}:9/${unknown}", models: [c]}}
+""")
+    assert table_of(text)["external_routes"][0]["api_base"] == "http://h.test:9/${unknown}/v1"
+    assert "- peers: these macros or variables have no value here, and stand as they were: unknown" in named_in(text)
+    assert "- peers: has the values that these variables have now: HOST_OF_MINE" in named_in(text)
+
+
 def test_ports_are_those_of_llama_swap():
     """The models that have ${PORT} get them in the order of their names."""
     text = converted("""

@@ -250,6 +250,7 @@ STRANGE = [
     ({**LLAMA_8B, "num_key_value_heads": [8, 4]}, "num_key_value_heads"),
     ({**LLAMA_8B, "hidden_size": "4096"}, "hidden_size"),
     ({**LLAMA_8B, "num_hidden_layers": 0}, "num_hidden_layers"),
+    ({**LLAMA_8B, "num_hidden_layers": 1 << 39}, "at most 4096"),
     ({**LLAMA_8B, "num_attention_heads": None}, "no num_attention_heads"),
     ({"model_type": "mllama", "text_config": LLAMA_8B}, "mllama"),
     ({**DEEPSEEK_V3, "kv_lora_rank": None}, "no kv_lora_rank"),
@@ -261,6 +262,14 @@ def test_an_unknown_shape_has_no_figure(config, reason):
     """Attention that is not understood, and dimensions that are not there, are refused with the reason."""
     with pytest.raises(UnknownShape, match=reason):
         read_shape(config)
+
+
+def test_values_of_another_type_do_not_count():
+    """Before a start, a damaged config.json is the engine's to refuse."""
+    shape = read_shape({**LLAMA_8B, "num_experts": 4, "mlp_only_layers": 5})
+    assert shape.mixture.dense_layers == 0
+    infinite = {"rope_type": "linear", "factor": float("inf")}
+    assert read_shape({**LLAMA_8B, "rope_scaling": infinite}).context == shape.context
 
 
 @pytest.mark.parametrize(
@@ -279,6 +288,7 @@ def test_an_unknown_shape_has_no_figure(config, reason):
         ("vllm", {"tensor_parallel_size": 1.5}, "tensor_parallel_size must be a count"),
         ("vllm", {"tensor_parallel_size": 0}, "tensor_parallel_size must be a count"),
         ("vllm", {"max_model_len": "long"}, "max_model_len must be a count"),
+        ("vllm", {"max_model_len": 10**400}, "max_model_len must be a count"),
     ],
 )
 def test_flags_with_an_effect_that_is_not_computed_have_no_figure(backend, arguments, reason):
