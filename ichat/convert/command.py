@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         _write(args.output, text, is_secret=document.has_secrets, replaces=args.force)
     tables = sum(not table.refusal for table in document.tables)
-    note(f"{args.file}: {tables} tables, and {document.notes_count} comments on settings that differ.")
+    note(f"{args.file}: tables: {tables}; comments on settings that differ: {document.notes_count}.")
     if document.has_secrets:
         note("The result has keys or variables of the file in it: keep it to yourself.")
     note(f"Check the result: ./ichat.pyz gateway -c {shlex.quote(args.output or USUAL_FILE)} --check")

@@ -71,7 +71,7 @@ def _cached(name: str, arguments: Arguments, environment: Mapping[str, str]) -> 
     cache = str(arguments.get("download_dir") or hub_cache(environment))
     directory = snapshot_in(cache, name.partition(":")[0], str(arguments.get("revision") or "main"))
     if directory is None:
-        raise UnknownShape(f"it is neither a directory here nor in {cache}")
+        raise UnknownShape(f"it is neither a directory here nor in {cache}: download it, or name a directory")
     return directory
 
 

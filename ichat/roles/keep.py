@@ -163,7 +163,7 @@ class Keeper:
     def _reap(self) -> None:
         """Reap all children that have ended, and note how the gateway has.
 
-        The waiting messages count before each of them: one may say that this child is the gateway's process.
+        The waiting messages count before each child: they may say that this child is the gateway's process.
         """
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

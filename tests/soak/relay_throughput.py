@@ -1,11 +1,13 @@
 """Measure how many chunks a second a gateway moves with relays and without, and how much memory a relay has.
 
-    .build/dev/bin/python tests/soak/relay_throughput.py [--streams 400] [--relays 2] [--seconds 5] [--rounds 3]
+    .build/dev/bin/python tests/soak/relay_throughput.py [--streams 200] [--relays 2] [--seconds 5] [--rounds 3]
 
 An upstream sends each stream 50 events a second. The client only counts bytes. What a gateway could move is computed:
 the chunks a second that it moves, divided by the share of a core that its busiest process uses. So the figure does not
-depend on the cores that the upstream and the client use; it does depend on other programs. Then 1 000 connections, each
-with a request, begin and end, and the memory of each process of the gateway is printed.
+depend on the cores that the upstream and the client use; it does depend on other programs. `--streams` is for each
+process that moves bytes: a chunk costs less in a process that has more of them at once, so processes are compared at
+the same number. Then 1 000 connections, each with a request, begin and end, and the memory of each process of the
+gateway is printed.
 """
 
 import argparse
@@ -68,22 +70,22 @@ def processes_of(gateway):
     return [process, *(one for one in process.children() if "relay" in one.cmdline())]
 
 
-async def chunks(gateway, port, args):
+async def chunks(gateway, port, streams, seconds):
     """Return the chunks a second that the gateway moves, and that it would move if its busiest process had a core."""
     loop = asyncio.get_running_loop()
     transports = []
-    for _ in range(args.streams):
+    for _ in range(streams):
         transport, _ = await loop.create_connection(Stream, "127.0.0.1", port)
         transports.append(transport)
-        await asyncio.sleep(2 * GAP_S / args.streams)
+        await asyncio.sleep(2 * GAP_S / streams)
     await asyncio.sleep(2)
     processes = processes_of(gateway)
     before = [sum(one.cpu_times()[:2]) for one in processes]
     count, began = Stream.events, time.perf_counter()
-    await asyncio.sleep(args.seconds)
-    seconds = time.perf_counter() - began
-    shares = [(sum(one.cpu_times()[:2]) - used) / seconds for one, used in zip(processes, before, strict=True)]
-    rate = (Stream.events - count) / seconds
+    await asyncio.sleep(seconds)
+    passed_s = time.perf_counter() - began
+    shares = [(sum(one.cpu_times()[:2]) - used) / passed_s for one, used in zip(processes, before, strict=True)]
+    rate = (Stream.events - count) / passed_s
     for transport in transports:
         transport.abort()
     await asyncio.sleep(0.5)
@@ -107,7 +109,7 @@ def measure(relays, upstream, args):
             while len(processes_of(gateway)) < 1 + relays:
                 time.sleep(0.05)
             time.sleep(1)
-            found = asyncio.run(chunks(gateway, port, args))
+            found = asyncio.run(chunks(gateway, port, args.streams * max(1, relays), args.seconds))
             asyncio.run(come_and_go(port))
             sizes = [one.memory_info().rss / 1e6 for one in processes_of(gateway)]
     rate, possible, cost = found
@@ -122,7 +124,7 @@ def measure(relays, upstream, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=400)
+    parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--relays", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)

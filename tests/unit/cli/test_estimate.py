@@ -83,7 +83,7 @@ def test_a_model_that_is_not_here_has_a_sentence(tmp_path, monkeypatch):
     """A path that leads nowhere, and a name that the hub's cache does not have; the network is not asked."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert refusal(tmp_path / "no") == (64, f"There is no model {tmp_path}/no: correct MODEL_PATH.")
-    reason = f"it is neither a directory here nor in {tmp_path}"
+    reason = f"it is neither a directory here nor in {tmp_path}: download it, or name a directory"
     assert refusal("Org/Model") == (1, f"The memory of Org/Model is not known ({reason}).")
 
 
