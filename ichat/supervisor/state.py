@@ -241,12 +241,19 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
             )
         state = StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret, lock)
         state.starts.begin()
-        try:
+        with _noting_end(state.starts):
             yield state
-        except (Exit, KeyboardInterrupt):
-            state.starts.end()
-            raise
-        state.starts.end()
+
+
+@contextlib.contextmanager
+def _noting_end(starts: Starts) -> Generator[None]:
+    """Note the ordered end of this process: by its last line, by a sentence, or by Ctrl-C. A crash notes nothing."""
+    try:
+        yield
+    except (Exit, KeyboardInterrupt):
+        starts.end()
+        raise
+    starts.end()
 
 
 def raise_term(directory: str) -> int:
@@ -280,8 +287,8 @@ def handed_state(directory: str, log_directory: str | None, lock: int) -> Genera
             raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
         logs = log_directory or os.path.join(directory, "logs")
         state = StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
-        yield state
-        state.starts.end()
+        with _noting_end(state.starts):
+            yield state
     finally:
         os.close(lock)
 
