@@ -148,18 +148,19 @@ def refusal_of_sharing(name: str, shape: ModelShape, settings: Settings) -> str:
 
 
 def verdict_of(answer: EstimateAnswer) -> str:
-    """Return why these GPUs do not do, and the remedy; "" if the engine can start, or no GPU is known."""
-    gpu, settings, shape = answer.gpu, answer.settings, answer.description.shape
-    if gpu is None or answer.found.fits:
+    """Return why these GPUs do not hold the longest sequence, and the remedy; "" if they do, or no GPU is known."""
+    gpu, settings, shape, found = answer.gpu, answer.settings, answer.description.shape, answer.found
+    if gpu is None or found.holds_context:
         return ""
     ranks = "1 GPU" if settings.ranks == 1 else f"{settings.ranks} GPUs"
     longest = longest_context(shape, answer.weights, settings, gpu.memory_bytes)
     remedies = [f"{answer.fewest} GPUs would do"] if answer.fewest is not None else []
     flag = "context_length" if settings.backend == "sglang" else "max_model_len"
     remedies += [f"{flag} = {longest}"] if longest else []
+    starts = f", and {ENGINES[settings.backend]} starts with a shorter context" if found.fits else ""
     return (
-        f"{answer.name} needs {gib(answer.found.least_bytes)} GiB a GPU at {ranks}; {gpu.name} has"
-        f" {gib(gpu.memory_bytes)}: {', or '.join(remedies) or 'no number of these GPUs would do'}."
+        f"{answer.name} needs {gib(found.least_bytes)} GiB a GPU at {ranks}; {gpu.name} has"
+        f" {gib(gpu.memory_bytes)}{starts}: {', or '.join(remedies) or 'no number of these GPUs would do'}."
     )
 
 

@@ -63,6 +63,8 @@ class Estimate:
     """The rest, for the KV cache; None: the GPU is not known."""
     tokens: int | None = None
     """The tokens in the KV cache; 0 for a model that has none."""
+    fits_context: bool = False
+    """Whether the engine lowers `context` until a sequence fits."""
 
     @property
     def least_bytes(self) -> int:
@@ -75,9 +77,14 @@ class Estimate:
         return None if not self.tokens else self.tokens / self.context
 
     @property
+    def holds_context(self) -> bool | None:
+        """Whether a sequence with the most tokens fits; None: the GPU is not known."""
+        return None if self.cache_bytes is None else self.cache_bytes >= self.sequence_bytes
+
+    @property
     def fits(self) -> bool | None:
         """Whether the engine can start; None: the GPU is not known."""
-        return None if self.cache_bytes is None else self.cache_bytes >= self.sequence_bytes
+        return self.holds_context or (None if self.tokens is None else self.fits_context and self.tokens > 0)
 
 
 def estimate(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int | None = None) -> Estimate:
@@ -94,6 +101,7 @@ def estimate(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_byt
         token_bytes=bytes_per_token(shape, settings) * (whole or len(windows)),
         window_layers=len(windows) - whole,
         sequence_bytes=cache_bytes_of_sequence(shape, settings, length, batch) if has_cache else 0,
+        fits_context=settings.fits_context,
     )
     if gpu_bytes is None:
         return found
@@ -124,21 +132,21 @@ def tensor_sizes_of(shape: ModelShape) -> list[int]:
 
 
 def fewest_gpus(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int) -> int | None:
-    """Return the fewest GPUs of this size that hold a model; None: no number up to `GPUS_MAX` does."""
+    """Return the fewest GPUs of this size that hold a model and a sequence; None: no number up to `GPUS_MAX` does."""
     for number in tensor_sizes_of(shape):
         tried = attrs.evolve(settings, tensor=number)
-        if tried.ranks <= GPUS_MAX and estimate(shape, weights, tried, gpu_bytes).fits:
+        if tried.ranks <= GPUS_MAX and estimate(shape, weights, tried, gpu_bytes).holds_context:
             return tried.ranks
     return None
 
 
 def longest_context(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int) -> int:
-    """Return the most tokens of a sequence, in steps of 1024, for which a model fits; 0: for none."""
+    """Return the most tokens, in steps of 1024, of a sequence that fits beside a model; 0: none does."""
     fitting, beyond = 0, (settings.context or shape.context) // 1024 + 1
     while beyond - fitting > 1:
         middle = (fitting + beyond) // 2
         tried = attrs.evolve(settings, context=1024 * middle)
-        fits = estimate(shape, weights, tried, gpu_bytes).fits
+        fits = estimate(shape, weights, tried, gpu_bytes).holds_context
         fitting, beyond = (middle, beyond) if fits else (fitting, middle)
     return 1024 * fitting
 
