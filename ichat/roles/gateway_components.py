@@ -48,7 +48,7 @@ from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.figures import RelayFigures, families_of_all
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import OwnerDesk, RecordedRefusals, peer_of
+from ichat.relays.owner_desk import OwnerDesk, peer_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.routing.balancer import Balancer
@@ -230,7 +230,7 @@ def make_relays(config: Config, control: Control, handler: Gateway, state: State
     ledger = control.ledger
     relays = Relays(
         handler.context.pool.hub, state.path, config,
-        log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
+        log_format=config.logs.format, kept=control.kept, term=state.term,
         marks=ledger.marks if ledger.enabled else None,
     )  # fmt: skip
     ledger.follow(relays.newest_outcomes, relays.settle)
