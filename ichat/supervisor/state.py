@@ -3,7 +3,8 @@
 `lock` is held while it runs, and `term` has the number of its start. `secret` identifies its own user
 (`config/own_secret.py`). `control` is the socket of its control plane; `sockets/` has those of its workers, `relays/`
 those of its relays, `logs/` the workers' lines. `workers.json` has known workers, and
-`keys.json` the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
+`keys.json` the keys that were made over the API (`security/key_file.py`). `learnt.json` has the memory of models at
+their last loads (`memory_learner.py`). A file is replaced as a whole, or not at all.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset((
     "lock", "secret", "control", "inner", "takeover", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
-    "starts",
+    "starts", "learnt",
 ))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 

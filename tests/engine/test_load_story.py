@@ -51,6 +51,10 @@ def test_a_load_shows_its_phases_in_order(watched):
     assert last["elapsed_s"] - own == pytest.approx(place.metric("ichat_worker_load_seconds"), abs=NEAR_S)
     assert seconds[f"importing {title}"] > 0.5
     assert "is ready after" in place.program.text()
+    memory = worker["memory"]
+    assert memory["tokens"] >= 16
+    if place.engine == "vllm":
+        assert memory["tokens"] == memory["blocks"] * memory["block_tokens"]
 
     os.kill(worker["pid"], signal.SIGKILL)
     again, worker = loads_of(place, worker["start_id"])
