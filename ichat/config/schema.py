@@ -13,6 +13,7 @@ from ichat.config import checks
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
 from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.openai_params import check_paths
+from ichat.config.replicas import REPLICAS_SCHEMA, Replicas, are_replicas
 from ichat.config.strict import Between, checked, one_of
 from ichat.config.usage import PRICE, Price, UsageSettings
 
@@ -247,6 +248,8 @@ class ManagedWorkerConfig:
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
     """GPU numbers as nvidia-smi shows them; None: all of them."""
+    replicas: Replicas = checked(are_replicas, Replicas(1, 1), REPLICAS_SCHEMA, reload="now")
+    """The number of copies, or its bounds `min` and `max`; a `min` of 0 means that the model is loaded on demand."""
     host: str | None = None
     """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
     port: int | None = checked(_PORT, None)
@@ -382,5 +385,5 @@ class Config:
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
-    ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
+    Replicas, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
