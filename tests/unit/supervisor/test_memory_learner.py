@@ -155,8 +155,8 @@ class Site:
         """Send a heartbeat as the worker would, and wait until the learner has seen it."""
         machine = Machine("id", "host", gpus=[GPU])
         self._registry.record_heartbeat(Heartbeat(
-            "llama-0", "llama", "127.0.0.1", 9, start_id="1", memory=memory, machine=machine,
-            versions={"vllm": "0.32.0+cu129"}, **known,
+            "llama-0", "llama", "127.0.0.1", 9, memory=memory, machine=machine,
+            versions={"vllm": "0.32.0+cu129"}, **{"start_id": "1", **known},
         ))  # fmt: skip
         await trio.testing.wait_all_tasks_blocked()
 
@@ -171,8 +171,9 @@ async def site(spec, tmp_path):
         components.control.log_store.close()
 
 
-async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery):
+async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery, caplog):
     """By the worker's memory and its machine; later heartbeats of the same start teach nothing."""
+    caplog.set_level("INFO")
     learner = await site.begin(nursery)
     await site.beat()
     await until(lambda: site.known)
@@ -183,11 +184,15 @@ async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery
     await until(lambda: list(read_learnt(site.directory)[0]) == [known])
     for _ in range(3):
         await site.beat(attrs.evolve(TOLD, tokens=1))
-    assert site.known == [known]
+    await site.beat(attrs.evolve(TOLD, tokens=2), start_id="2")
+    await until(lambda: site.known[-1].tokens == 2)
+    assert caplog.text.count("its memory is known") == 2
+    (known,) = site.known
+    await until(lambda: list(read_learnt(site.directory)[0]) == [known])
     (family,) = learner.families()
     assert [(one.labels, one.value) for one in family.samples] == [({"model": "llama"}, known.error_ratio)]
     await site.begin(nursery)
-    assert site.known == [known]
+    assert [attrs.evolve(one, at=known.at) for one in site.known] == [known]
 
 
 async def test_a_worker_that_reports_no_memory_teaches_nothing(site, nursery):
