@@ -119,14 +119,14 @@ class LearntMemories:
     def find(self, key: LearntKey, version: str | None = None, cache_flags: str | None = None) -> LearntMemory | None:
         """Return the figures of these circumstances; None: there are none.
 
-        Without a version, those of the newest load with any version. The size of the KV cache is unknown unless it
-        was decided by arguments with this digest.
+        Without a version, those of the newest load with any version. With a digest of the arguments that decide the
+        size of the KV cache, that size is unknown if it was decided by others.
         """
         if version is None:
             found = next((one for one in reversed(self._known.values()) if one.key == key), None)
         else:
             found = self._known.get((key, version))
-        if found is None or found.cache_flags == cache_flags:
+        if found is None or cache_flags in (None, found.cache_flags):
             return found
         return attrs.evolve(found, tokens=None, cache_bytes=None)
 

@@ -143,6 +143,7 @@ class MemoryLearner:
         self._wake()
 
     async def _learn(self) -> None:
+        self._learnt = {worker_id: start for worker_id, start in self._learnt.items() if worker_id in self._workers}
         found = [await self._learn_from(worker) for worker in list(self._workers.values())]
         while self._lacks:
             found.append(await self._raise(*self._lacks.popleft()))
@@ -178,19 +179,26 @@ class MemoryLearner:
     async def _raise(self, spec: ManagedWorkerConfig, lack: MemoryLack) -> LearntMemory | None:
         """Return the figures after a launch that ended for lack of memory; None: nothing follows from it."""
         used = used_gpus(spec, machine_gpus(await self._gpus.find() or ()))
-        version = await trio.to_thread.run_sync(version_of, spec.backend, python_of(self._context.config, spec))
-        facts = await self._facts_of(LoadReport(spec, used, version or ""))
+        version = await trio.to_thread.run_sync(_version_for, self._context.config, spec, abandon_on_cancel=True)
+        facts = await self._facts_of(LoadReport(spec, used, version))
         if facts is None:
             return None
-        known = self._memories.find(facts.known.key, facts.known.version, facts.known.cache_flags)
-        known = facts.known if known is None else attrs.evolve(known, estimated_bytes=facts.known.estimated_bytes)
+        now, known = facts.known, self._memories.find(facts.known.key, facts.known.version)
+        known = now if known is None else attrs.evolve(known, at=now.at, estimated_bytes=now.estimated_bytes)
         return raised_by(lack, known, taken_bytes=facts.taken_bytes)
 
     async def _facts_of(self, report: LoadReport) -> LoadFacts | None:
-        """Return the facts about a launch; None: its GPUs are of several kinds."""
-        if len({(gpu.name, gpu.memory_total_bytes) for gpu in report.gpus}) > 1:
+        """Return the facts about a launch; None: its GPUs are of several kinds, or divided into instances (MIG)."""
+        split = {gpu.index for gpu in await self._gpus.find() or () if gpu.is_split}
+        kinds = {(gpu.name, gpu.memory_total_bytes) for gpu in report.gpus}
+        if len(kinds) > 1 or any(gpu.index in split for gpu in report.gpus):
             return None
-        return await trio.to_thread.run_sync(read_load, self._context.config, report)
+        return await trio.to_thread.run_sync(read_load, self._context.config, report, abandon_on_cancel=True)
+
+
+def _version_for(config: Config, spec: ManagedWorkerConfig) -> str:
+    """Return the version of a worker's engine, by its interpreter; "" if it is not known."""
+    return version_of(spec.backend, python_of(config, spec)) or ""
 
 
 def _read_or_put_aside(directory: str) -> LearntMemories:

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from support.deployments import worker
+from support.deployments import free_port, worker
+from support.takeovers import begin
 
 from ichat.preflight.learnt_file import LEARNT_FILE
 
@@ -31,3 +32,14 @@ def test_a_load_is_known_to_the_next_gateway(gateway, tmp_path, is_damaged):
     tokens = [200] if is_damaged else [100, 200]
     program.until(lambda: [one["tokens"] for one in loads(tmp_path)] == tokens)
     assert ("cannot be read (it is damaged)" in program.text()) == is_damaged
+
+
+def test_a_load_is_known_after_a_takeover(gateway, start, tmp_path):
+    """The new process goes on with the file, and learns from the next load."""
+    program = gateway(worker(more=MEMORY.format(100)), free_port())
+    program.until(lambda: [one["tokens"] for one in loads(tmp_path)] == [100])
+    path = tmp_path / "ichat.toml"
+    new = begin(start, path).wait_for_port()
+    path.write_text(path.read_text() + worker("n", more=MEMORY.format(200)))
+    new.until(lambda: {one["tokens"] for one in loads(tmp_path)} == {100, 200})
+    assert len(loads(tmp_path)) == 2

@@ -113,18 +113,21 @@ def test_a_damaged_file_has_a_sentence_and_no_figures(tmp_path, text):
 
 
 class Gpus:
-    """Reads GPUs that are there."""
+    """Reads a GPU that is there, whole or divided into instances."""
+
+    def __init__(self):
+        self.is_split = False
 
     async def find(self):
         await trio.lowlevel.checkpoint()
-        return [Gpu(0, name=H100, memory_total_bytes=TOTAL)]
+        return [Gpu(0, name=H100, memory_total_bytes=TOTAL, is_split=self.is_split)]
 
 
 class Site:
     """A worker of that model, as a gateway knows it, and learners that have the GPU."""
 
     def __init__(self, components, spec, directory):
-        self.directory, self.spec = str(directory), spec
+        self.directory, self.spec, self.gpus = str(directory), spec, Gpus()
         self.context = components.control.supervisor._context
         self._registry = components.control.fleet.registry
         self.worker = SimpleNamespace(
@@ -145,7 +148,7 @@ class Site:
     async def begin(self, nursery):
         """Start a learner that knows no more than the file, and return it."""
         self.context.learnt = LearntMemories()
-        learner = MemoryLearner(self.context, {"llama-0": self.worker}, self.directory, Gpus(), pause_s=0)
+        learner = MemoryLearner(self.context, {"llama-0": self.worker}, self.directory, self.gpus, pause_s=0)
         await learner.load()
         nursery.start_soon(learner.learn_forever)
         await trio.testing.wait_all_tasks_blocked()
@@ -155,8 +158,8 @@ class Site:
         """Send a heartbeat as the worker would, and wait until the learner has seen it."""
         machine = Machine("id", "host", gpus=[GPU])
         self._registry.record_heartbeat(Heartbeat(
-            "llama-0", "llama", "127.0.0.1", 9, start_id="1", memory=memory, machine=machine,
-            versions={"vllm": "0.32.0+cu129"}, **known,
+            "llama-0", "llama", "127.0.0.1", 9, memory=memory, machine=machine,
+            versions={"vllm": "0.32.0+cu129"}, **{"start_id": "1", **known},
         ))  # fmt: skip
         await trio.testing.wait_all_tasks_blocked()
 
@@ -171,8 +174,9 @@ async def site(spec, tmp_path):
         components.control.log_store.close()
 
 
-async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery):
+async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery, caplog):
     """By the worker's memory and its machine; later heartbeats of the same start teach nothing."""
+    caplog.set_level("INFO")
     learner = await site.begin(nursery)
     await site.beat()
     await until(lambda: site.known)
@@ -183,11 +187,15 @@ async def test_a_load_is_learnt_once_and_kept_for_the_next_gateway(site, nursery
     await until(lambda: list(read_learnt(site.directory)[0]) == [known])
     for _ in range(3):
         await site.beat(attrs.evolve(TOLD, tokens=1))
-    assert site.known == [known]
+    await site.beat(attrs.evolve(TOLD, tokens=2), start_id="2")
+    await until(lambda: site.known[-1].tokens == 2)
+    assert caplog.text.count("its memory is known") == 2
+    (known,) = site.known
+    await until(lambda: list(read_learnt(site.directory)[0]) == [known])
     (family,) = learner.families()
     assert [(one.labels, one.value) for one in family.samples] == [({"model": "llama"}, known.error_ratio)]
     await site.begin(nursery)
-    assert site.known == [known]
+    assert [attrs.evolve(one, at=known.at) for one in site.known] == [known]
 
 
 async def test_a_worker_that_reports_no_memory_teaches_nothing(site, nursery):
@@ -197,6 +205,19 @@ async def test_a_worker_that_reports_no_memory_teaches_nothing(site, nursery):
     await site.beat(state="loading")
     assert site.known == []
     assert LEARNT_FILE not in os.listdir(site.directory)
+
+
+async def test_instances_of_a_gpu_teach_nothing(site, nursery, caplog):
+    """Their memory is a part of the GPU's, and the driver reports the whole."""
+    caplog.set_level("INFO")
+    site.gpus.is_split = True
+    await site.begin(nursery)
+    await site.beat(attrs.evolve(TOLD, tokens=1))
+    site.gpus.is_split = False
+    await site.beat(start_id="2")
+    await until(lambda: site.known)
+    assert [one.tokens for one in site.known] == [16 * BLOCKS]
+    assert caplog.text.count("its memory is known") == 1
 
 
 async def test_a_damaged_file_is_put_aside_and_replaced(site, nursery, caplog):
