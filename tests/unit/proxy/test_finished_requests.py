@@ -45,6 +45,8 @@ def size_of(value, seen):
     parts = ()
     if attrs.has(type(value)):
         parts = [getattr(value, one.name) for one in attrs.fields(type(value))]
+    elif isinstance(value, PrefixChain):
+        parts = [value.digests]
     elif isinstance(value, tuple | list):
         parts = value
     elif hasattr(value, "maxlen"):
