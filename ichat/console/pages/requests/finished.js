@@ -163,7 +163,7 @@ export function Finished({ query }) {
       <${Button} small onClick=${() => setVersion(version + 1)}>Refresh<//>`}>
     ${error && html`<${Notice}>The list may be old: ${error}<//>`}
     <${Table} label="Finished requests" columns=${COLUMNS} rows=${rows} sort="-ended" empty=${empty}
-      keyOf=${(/** @type {Api.FinishedRequest} */ row) => row.own_id}
+      keyOf=${(/** @type {Api.FinishedRequest} */ row) => `${row.own_id} ${row.ended_at}`}
       hrefOf=${(/** @type {Api.FinishedRequest} */ row) => hrefOf("requests", [row.own_id])}
       onOpen=${(/** @type {Api.FinishedRequest} */ row) => go("requests", [row.own_id])} /><//>`;
 }
