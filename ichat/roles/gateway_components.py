@@ -43,6 +43,7 @@ from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints, with_kept_routes
+from ichat.proxy.finished_requests import FinishedRequests
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
@@ -214,6 +215,7 @@ def build_data_plane(
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
+        finished=FinishedRequests(config.logs.finished_requests_max),
     )  # fmt: skip
     relays = make_relays(config, control, handler, state) if config.server_settings.relays else None
     door = FrontDoor(
@@ -304,7 +306,7 @@ def _build_operation(
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,
         key_store, metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
-        EngineFlags(), CpuMeter(),
+        EngineFlags(), CpuMeter(), data.handler.finished,
     ]  # fmt: skip
     return Components(
         control, data, reloader, key_store, checker, history, events, reconfiguration,
