@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import select
 import signal
 import sys
 import tempfile
@@ -63,23 +64,28 @@ def length_of(head):
     return int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
 
 
+def is_closed(connection):
+    """Return whether the other side has closed a connection, also if that has not been read yet."""
+    look = select.poll()
+    look.register(connection.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(look.poll(0))
+
+
 class Upstream:
-    """Counts the requests that it has at once, by the last character of their content."""
+    """Counts the requests that it has at once, by their content."""
 
     def __init__(self):
-        self.now, self.most = collections.Counter(), collections.Counter()
+        self.held, self.most = collections.defaultdict(set), collections.Counter()
 
     async def listen(self):
         """Listen, and return the server with its port."""
         server = await asyncio.get_running_loop().create_server(lambda: Connection(self), "127.0.0.1", 0)
         return server, server.sockets[0].getsockname()[1]
 
-    def begin(self, who):
-        self.now[who] += 1
-        self.most[who] = max(self.most[who], self.now[who])
-
-    def end(self, who):
-        self.now[who] -= 1
+    def begin(self, connection, who):
+        self.held[who].add(connection)
+        open_ones = sum(not is_closed(one) for one in self.held[who])
+        self.most[who] = max(self.most[who], open_ones)
 
 
 class Connection(asyncio.Protocol):
@@ -97,7 +103,7 @@ class Connection(asyncio.Protocol):
         if found and len(body) >= length_of(head):
             self.data = b""
             self.who = json.loads(body)["messages"][0]["content"]
-            self.upstream.begin(self.who)
+            self.upstream.begin(self, self.who)
             asyncio.get_running_loop().call_later(HOLD_S, self.answer)
 
     def answer(self):
@@ -110,7 +116,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _end(self):
-        self.upstream.end(self.who)
+        self.upstream.held[self.who].discard(self)
         self.who = None
 
 
@@ -190,7 +196,10 @@ async def run(chosen, directory):
     ends = asyncio.gather(*asking)
     while not ends.done():
         await asyncio.wait([ends, *killers], timeout=60, return_when=asyncio.FIRST_COMPLETED)
-        print(f"{clients.count:,} answers {dict(clients.statuses)}, kills {dict(kills)}", flush=True)
+        print(
+            f"{clients.count:,} answers {dict(clients.statuses)}, kills {dict(kills)}, most {dict(bounded.most)}",
+            flush=True,
+        )
         if killers[1].done():
             break
     for killer in killers:
