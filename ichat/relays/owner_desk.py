@@ -186,6 +186,7 @@ class OwnerDesk(RelayDesk):
             return
         one = self._requests[asked.number] = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
         one.desk = Desk(self._context, caller, one, self._clock.trio_of(asked.at))
+        one.expect_comments(self._context.timeouts.sse_keepalive_s)
         handler.begin(one, one.desk, head.headers, head.path, is_known=head.path in ROUTES)
         try:
             step = one.first_step()
@@ -321,8 +322,8 @@ class OwnerDesk(RelayDesk):
         return one if number < COPIES else None
 
     def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
-        one.ended(failure.status, failure.code)
-        self._handler.count_refusal(failure.limit or failure.code, one.desk.caller)
+        if one.refused(failure, trio.current_time()):
+            self._handler.count_refusal(failure.limit or failure.code, one.desk.caller)
         self._relay.send(Refused(one.asked.number, Refuse(failure)))
         self._finish(one)
 
