@@ -6,10 +6,11 @@ wait in its queue. So no process shuts it down, and SO_REUSEPORT is not used: ea
 closing it would reset the connections there.
 """
 
+import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -105,6 +106,24 @@ def open_unix_listener(path: str, *, replaces: bool = False) -> socket.socket:
         sock.close()
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {path}: {error.strerror or error}.") from error
     return sock
+
+
+@contextlib.contextmanager
+def listening_at(path: str) -> Generator[list[socket.socket]]:
+    """Listen on a unix socket in place of any other process, and remove its path at the end, if it is still its own.
+
+    The caller closes the listener. Without a path there is none. Raises Exit 69.
+    """
+    if not path:
+        yield []
+        return
+    listeners, own = [open_unix_listener(path, replaces=True)], os.stat(path).st_ino
+    try:
+        yield listeners
+    finally:
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_ino == own:
+                os.unlink(path)
 
 
 def _remove_stale(path: str) -> None:

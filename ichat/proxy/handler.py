@@ -187,7 +187,7 @@ class Gateway:
         return before
 
     def record_earlier(self, record: RequestRecord) -> None:
-        """Record a request that has ended while no process was there to decide."""
+        """Record a request that has ended without a decision of this process."""
         self._metrics.request_began()
         for sink in self._sinks:
             sink.ended(record)

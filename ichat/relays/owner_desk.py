@@ -2,19 +2,16 @@
 
 import itertools
 import time
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.heads import Headers, RequestHead
+from ichat.http.heads import RequestHead
 from ichat.observability.prometheus_families import Histogram
 from ichat.observability.request_record import CLIENT_LEFT, ROUTES
-from ichat.protocol.messages import PEER_HEADER
 from ichat.proxy.desk import Desk
 from ichat.proxy.handler import Gateway
 from ichat.proxy.refusals import Failure
@@ -27,7 +24,8 @@ from ichat.relays.endpoint_facts import facts_of, step_with_keys
 from ichat.relays.gaps import add_gaps
 from ichat.relays.link import whole
 from ichat.relays.relay_at_owner import RelayAtOwner, RelayDesk
-from ichat.relays.request_at_relay import Report, RequestAtRelay, head_of
+from ichat.relays.relay_notes import record_refusal, reports_in
+from ichat.relays.request_at_relay import RequestAtRelay, head_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import (
     COPIES,
@@ -110,7 +108,7 @@ class OwnerDesk(RelayDesk):
             self._receive_note(frame)
 
     def _receive_note(self, frame: Note) -> None:
-        kind, content = frame.kind, frame.content
+        kind = frame.kind
         if kind == "leave":
             one = self._requests.get(frame.number)
             if one is not None:
@@ -121,15 +119,15 @@ class OwnerDesk(RelayDesk):
         elif kind == "shadow":
             self._begin_copy(frame)
         elif kind == "told":
-            self._note_reports(content.get("rows"))
+            self._note_reports(frame)
         elif kind == "sums":
-            add_gaps(content.get("gaps"), self._context.gaps)
+            add_gaps(frame.content.get("gaps"), self._context.gaps)
         elif kind == "record":
-            record_refusal(frame, self._handler)
+            record_refusal(frame, self._handler, self._clock, trio.current_time())
 
-    def _note_reports(self, rows: Any) -> None:
+    def _note_reports(self, frame: Note) -> None:
         """Note how far requests have got with their endpoints. Raises TalkError."""
-        for number, report in _reports_in(rows, self._clock):
+        for number, report in reports_in(frame, self._clock):
             one = self._requests.get(number)
             if number in self._earlier:
                 self._earlier[number].told = report
@@ -188,6 +186,7 @@ class OwnerDesk(RelayDesk):
             return
         one = self._requests[asked.number] = RequestAtRelay(asked, head, self._timers, self._relay.send, self._go_on)
         one.desk = Desk(self._context, caller, one, self._clock.trio_of(asked.at))
+        one.expect_comments(self._context.timeouts.sse_keepalive_s)
         handler.begin(one, one.desk, head.headers, head.path, is_known=head.path in ROUTES)
         try:
             step = one.first_step()
@@ -323,8 +322,8 @@ class OwnerDesk(RelayDesk):
         return one if number < COPIES else None
 
     def _refuse(self, one: RequestAtRelay, failure: Failure) -> None:
-        one.ended(failure.status, failure.code)
-        self._handler.count_refusal(failure.limit or failure.code, one.desk.caller)
+        if one.refused(failure, trio.current_time()):
+            self._handler.count_refusal(failure.limit or failure.code, one.desk.caller)
         self._relay.send(Refused(one.asked.number, Refuse(failure)))
         self._finish(one)
 
@@ -343,39 +342,3 @@ class OwnerDesk(RelayDesk):
         one.desk.close(0 if one.usage is None else one.usage.input + one.usage.output)
         self._handler.finish(one, phase)
         del one.desk  # which knows the request: 15 objects of each would wait for the collector of cycles
-
-
-def _reports_in(rows: Any, clock: TrioClock) -> Iterator[tuple[int, Report]]:
-    """Yield the reports about requests, with the requests' numbers. Raises TalkError."""
-    try:
-        for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
-            asked, answered = (None if at is None else clock.trio_of(at) for at in (asked_at, answered_at))
-            sizes = int(status), int(bytes_out), int(chunks)
-            yield int(number), Report(asked, answered, answered, is_stream is True, *sizes)
-    except (TypeError, ValueError) as error:
-        raise TalkError(f"The report about requests is damaged: {error}.") from error
-
-
-def peer_of(head: RequestHead, peer: str) -> str:
-    """Return the peer of a forwarded request: the relay names it, and only relays reach the inner socket."""
-    return head.by_name.get(PEER_HEADER, peer.encode()).decode("latin-1")
-
-
-def record_refusal(frame: Note, handler: Gateway) -> None:
-    """Record a relay's refusal of bytes that were no request. Raises TalkError for a damaged frame."""
-    content = frame.content
-    try:
-        status, code, limit = int(content["status"]), str(content["code"]), str(content["limit"])
-        error = ApiError(status, code, "", limit=limit)
-        handler.refused(error, str(content["id"]).encode(), str(content["peer"]), _head_in(content))
-    except (KeyError, ValueError, TypeError, AttributeError) as broken:
-        raise TalkError("A `record` is damaged.") from broken
-
-
-def _head_in(content: Any) -> RequestHead | None:
-    parts, pairs = content.get("head"), content.get("headers", [])
-    if parts is None:
-        return None
-    method, target, version = (str(part).encode("latin-1") for part in parts)
-    headers: Headers = [(str(name).encode("latin-1"), str(value).encode("latin-1")) for name, value in pairs]
-    return RequestHead(method, target, version, headers, 0)

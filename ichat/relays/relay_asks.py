@@ -1,5 +1,6 @@
 """A relay's questions to its owner: the part of a request's head by which it decides."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ichat import errors
@@ -8,7 +9,7 @@ from ichat.http.heads import RequestHead
 from ichat.http.request import Request
 from ichat.protocol.messages import HOP_HEADER
 from ichat.relays.frame_desk import Asking, FrameDesk
-from ichat.relays.values import FrameError, MonotonicNs, Note, Refused, SentAsk
+from ichat.relays.values import NOTHING, FrameError, MonotonicNs, Note, Refused, SentAsk
 from ichat.routing.prefix_chain import PrefixSums
 from ichat.security.addresses import FORWARDED
 from ichat.security.auth import CREDENTIALS
@@ -71,11 +72,21 @@ def _judged_of(request: Request | RequestHead) -> tuple[tuple[bytes, bytes], ...
 
 
 def report_refusal(
-    desk: FrameDesk, error: ApiError, request_id: bytes, peer: str, head: Request | RequestHead | None
+    desk: FrameDesk,
+    error: ApiError,
+    request_id: bytes,
+    peer: str,
+    head: Request | RequestHead | None,
+    *,
+    about: Mapping[str, int] = NOTHING,
 ) -> None:
-    """Report a refusal by this relay: the owner counts and logs it. A frame that is too large goes without headers."""
+    """Report a refusal by this relay: the owner counts and logs it. A frame that is too large goes without headers.
+
+    `about` has the time `at` of a request's beginning, and its `bytes_in`; it is empty for bytes that were no request.
+    """
     content: dict[str, Any] = {
         "status": error.status, "code": error.code, "limit": error.limit, "id": request_id.decode(), "peer": peer,
+        **about,
     }  # fmt: skip
     if head is not None:
         content["head"] = [part[:_TEXT_MAX].decode("latin-1") for part in (head.method, head.target, head.version)]

@@ -140,8 +140,9 @@ class RelayRequest:
 
     def record(self, error: ApiError) -> None:
         """Have the owner count and log a refusal of the relay itself."""
-        request, peer = self.progress.request, self.progress.client.peer
-        report_refusal(self._parts.desk, error, request.own_id, peer, request)
+        parts, progress, request = self._parts, self.progress, self.progress.request
+        about = {"at": parts.clock.ns_of(self._started_at), "bytes_in": progress.bytes_in}
+        report_refusal(parts.desk, error, request.id, progress.client.peer, request, about=about)
 
     def comment(self, text: bytes) -> None:
         """Send a comment of the owner's in a stream that waits."""

@@ -1,5 +1,6 @@
 """A request at a relay, as the process that decides knows it: its desk, and the relay's reports about its bytes."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from ichat.protocol.usage import UsedTokens
 from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import client_address
 from ichat.proxy.model_request import Asked, Tried
+from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Step, Wait
 from ichat.relays.timers import Timer, Timers
 from ichat.relays.values import (
@@ -50,8 +52,8 @@ class RequestAtRelay:
     """A request at a relay: the `Asker` of its desk, and `InFlight`."""
 
     __slots__ = (
-        "_comments", "_send", "_timer", "_timers", "asked", "attempt", "desk", "error", "go_on", "head", "status",
-        "step", "told", "usage", "wait", "was_heard",
+        "_comments", "_comments_at", "_send", "_timer", "_timers", "asked", "attempt", "desk", "error", "go_on", "head",
+        "status", "step", "told", "usage", "wait", "was_heard",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,8 @@ class RequestAtRelay:
         """Whether its response has begun."""
         self.told: Report | None = None
         self.status, self.error = 500, "internal_error"
+        self._comments_at = math.inf
+        """When the client gets a comment, if no response has begun: that of the gateway has the status 200 then."""
         self.usage: UsedTokens | None = None
         self.wait: LeaseWait | None = None
         """While it waits for a place."""
@@ -87,6 +91,11 @@ class RequestAtRelay:
 
     def __repr__(self) -> str:
         return f"<RequestAtRelay {self.asked.id}, {self.phase}>"
+
+    def expect_comments(self, interval_s: float) -> None:
+        """Expect that the relay sends a stream's client comments at this interval; 0: none."""
+        if self.is_stream and interval_s:
+            self._comments_at = self.desk.started_at + interval_s
 
     def first_step(self) -> Step:
         """Return the first step. Raises ApiError."""
@@ -118,6 +127,7 @@ class RequestAtRelay:
     def _comment(self, text: Callable[[], bytes], interval_s: float, pause_s: float) -> None:
         """Send a comment, and the next after a pause: soon at first, later every interval."""
         self._send(Note("hint", self.asked.number, {"comment": text().decode()}))
+        self._comments_at = min(self._comments_at, trio.current_time())
         again = partial(self._comment, text, interval_s, 2 * pause_s)
         self._comments = self._timers.at(trio.current_time() + min(pause_s, interval_s), again)
 
@@ -187,7 +197,8 @@ class RequestAtRelay:
             sent.is_stream, status, sent.bytes_out, sent.chunks,
         )  # fmt: skip
         if sent.first_at != NEVER:
-            self.status, self.error = status, sent.error
+            has_begun = self._comments_at <= clock.trio_of(sent.first_at)
+            self.status, self.error = 200 if has_begun else status, sent.error
             self.hear(status)
 
     def failed(self, error: ApiError) -> None:
@@ -195,6 +206,12 @@ class RequestAtRelay:
         self.error = error.code
         if not self.is_answered:
             self.status = error.status
+
+    def refused(self, failure: Failure, now: float) -> bool:
+        """Note a refusal, and return whether the client gets its status; after a comment it gets an event."""
+        has_begun = self._comments_at <= now
+        self.ended(200 if has_begun else failure.status, failure.code)
+        return not has_begun
 
     def ended(self, status: int, error: str) -> None:
         """Note how it has ended."""

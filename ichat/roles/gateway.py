@@ -35,7 +35,7 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.waiting import retry_forever
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import LOOK_S
-from ichat.http.listeners import close_all, open_unix_listener, port_of
+from ichat.http.listeners import close_all, listening_at, port_of
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
@@ -187,15 +187,14 @@ async def _run(
             await _start_deciding(deciding, components, giver)
             await deciding.start(giver.run)
             await deciding.start(server.serve_forever)
-            has_relays = components.data.relays is not None
-            inner = [open_unix_listener(state.inner_socket, replaces=True)] if has_relays else []
-            running = _Running(components, listeners, inner, notifier, receiver, server, serve_old)
-            try:
-                await _serve_until_told(running, task_status)
-            finally:
-                close_all(listeners)
-                components.data.context.pool.close_idle()
-                components.control.log_store.close()
+            with listening_at("" if components.data.relays is None else state.inner_socket) as inner:
+                running = _Running(components, listeners, inner, notifier, receiver, server, serve_old)
+                try:
+                    await _serve_until_told(running, task_status)
+                finally:
+                    close_all(listeners)
+                    components.data.context.pool.close_idle()
+                    components.control.log_store.close()
             deciding.cancel_scope.cancel()
         background.cancel_scope.cancel()
 

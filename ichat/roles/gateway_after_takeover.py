@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from ichat.http.listeners import close_all, open_unix_listener
+from ichat.http.listeners import close_all, listening_at
 from ichat.relays.owner import KILL_S
 from ichat.roles.gateway_components import Components, begin_desks, inner_door, make_relays
 from ichat.roles.gateway_takeover import GatewayGiver, HandedGateway
@@ -25,18 +25,18 @@ REPORT_S = 5.0
 async def serve_old_process(giver: GatewayGiver, takeover: Takeover, handed: HandedGateway | None) -> None:
     """Answer the requests that the old process still gets, and its relays, until they have ended."""
     has_relays = giver.components.data.relays is not None
-    async with trio.open_nursery() as nursery:
-        if not has_relays:
-            door = inner_door(giver.components)
-            nursery.start_soon(door.serve_forever, [open_unix_listener(giver.state.inner_socket, replaces=True)])
-        async with trio.open_nursery() as ends:
-            if not has_relays and handed is not None and handed.has_relays:
-                ends.start_soon(_end_relays, giver)
-            await takeover.follow_old(giver.components.others.receive)
-            giver.components.others.end()
-            log.info("the old process has ended")
-            giver.state.starts.note_old_end()
-        nursery.cancel_scope.cancel()
+    with listening_at("" if has_relays else giver.state.inner_socket) as inner:
+        async with trio.open_nursery() as nursery:
+            if not has_relays:
+                nursery.start_soon(inner_door(giver.components).serve_forever, inner)
+            async with trio.open_nursery() as ends:
+                if not has_relays and handed is not None and handed.has_relays:
+                    ends.start_soon(_end_relays, giver)
+                await takeover.follow_old(giver.components.others.receive)
+                giver.components.others.end()
+                log.info("the old process has ended")
+                giver.state.starts.note_old_end()
+            nursery.cancel_scope.cancel()
 
 
 async def _end_relays(giver: GatewayGiver) -> None:

@@ -49,7 +49,8 @@ from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.figures import RelayFigures, families_of_all
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import OwnerDesk, peer_of
+from ichat.relays.owner_desk import OwnerDesk
+from ichat.relays.relay_notes import peer_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.routing.balancer import Balancer

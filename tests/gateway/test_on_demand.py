@@ -338,9 +338,15 @@ async def test_no_comment_comes_after_a_load_where_none_is_configured(open_site,
     ("path", "before"),
     [(b"/v1/chat/completions", b"data: "), (b"/v1/messages", b"event: error\ndata: ")],
 )
-async def test_a_load_that_fails_after_a_comment_ends_the_stream_with_an_event(open_site, connect, path, before):
-    """The client has had a 200, so the cause is an event in the form of its protocol, and the connection ends."""
-    site = await open_site(sse, SOON)
+async def test_a_load_that_fails_after_a_comment_ends_the_stream_with_an_event(
+    open_site, connect, tmp_path, path, before
+):
+    """The client has had a 200, so the cause is an event in the form of its protocol, and the connection ends.
+
+    The access log has that status, too.
+    """
+    log = tmp_path / "access.log"
+    site = await open_site(sse, f'{SOON}[logs]\naccess_log = "{log}"\n')
     client = await connect(site.port)
     await stream(client, path)
     data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
@@ -352,6 +358,11 @@ async def test_a_load_that_fails_after_a_comment_ends_the_stream_with_an_event(o
     error = json.loads(last)["error"]
     assert error["code"] == "model_not_ready"
     assert "it has failed" in error["message"]
+    with trio.fail_after(LIMIT_S):
+        while '"model_not_ready"' not in log.read_text():
+            await trio.sleep(0.01)
+    (line,) = (json.loads(line) for line in log.read_text().splitlines() if '"model_not_ready"' in line)
+    assert line["status"] == 200
 
 
 async def test_a_load_that_fails_before_any_comment_is_a_plain_error(open_site, connect):

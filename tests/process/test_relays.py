@@ -2,8 +2,10 @@
 
 import contextlib
 import http.client
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +132,36 @@ def test_a_head_that_is_too_large_to_ask_is_refused_and_counted(split, is_chunke
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
     assert 'reason="head_too_large"' in metrics_of(program)
     assert [process.pid for process in relays_of(program)] == relays
+
+
+def test_a_request_that_its_relay_refuses_is_recorded_as_others_are(split, tmp_path):
+    """It has the client's id, its size and its duration in the access log, and counts as a request to a model."""
+    log = tmp_path / "access.log"
+    program = split(f'[logs]\naccess_log = "{log}"\n{worker("m")}')
+    headers = {"content-type": "application/json", "x-request-id": "own-id"}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)) as connection:
+        connection.request("POST", "/v1/chat/completions", b'{"model": 1}', headers)
+        assert ended(connection)[0] == 400
+    program.until(lambda: "own-id" in log.read_text())
+    (line,) = (json.loads(line) for line in log.read_text().splitlines() if "own-id" in line)
+    shown = {name: line[name] for name in ("id", "method", "path", "status", "error", "bytes_in", "worker")}
+    assert shown == {
+        "id": "own-id", "method": "POST", "path": "/v1/chat/completions", "status": 400, "error": "bad_request",
+        "bytes_in": 12, "worker": "",
+    }  # fmt: skip
+    assert line["duration_ms"] >= 0
+    text = metrics_of(program)
+    assert re.search(r'(?m)^ichat_requests_total\{[^}]*status="400"[^}]*\} 1(\.0)?$', text), text
+    assert re.search(r'(?m)^ichat_\w+\{[^}]*reason="bad_request"[^}]*\} 1(\.0)?$', text), text
+
+
+def test_a_stop_leaves_no_socket(split, tmp_path):
+    """Neither of a relay nor of the process that decides."""
+    program = split(worker("m"))
+    program.wait_until_ready("m-0")
+    assert (tmp_path / "state" / "inner").is_socket()
+    program.stop()
+    assert [path for path in (tmp_path / "state").rglob("*") if path.is_socket()] == []
 
 
 def test_a_killed_relay_is_replaced(split):

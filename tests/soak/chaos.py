@@ -1,6 +1,7 @@
 """Break everything at once for a while, and say what was not right.
 
-    python tests/soak/chaos.py [--minutes 10] [--seed N] [--backend fake|vllm|sglang] [--pyz] [--report FILE]
+    python tests/soak/chaos.py [--minutes 10] [--seed N] [--backend fake|vllm|sglang] [--relays N] [--pyz]
+        [--report FILE]
 
 A real gateway with managed and self-registered workers is under mixed load while its workers are killed, stopped, cut
 off and reconfigured (`chaos_faults.py`). Every response must be right, or a clear error, or visibly incomplete, and
@@ -92,7 +93,7 @@ class Chaos:
 
     def __init__(self, options, directory):
         self.options = options
-        self.site = Site(directory, options.backend, is_pyz=options.pyz)
+        self.site = Site(directory, options.backend, is_pyz=options.pyz, relays=options.relays)
         self.ledger = Ledger(options.seed)
         self.weights = Weights()
         self.recovered_s = 0.0
@@ -205,6 +206,8 @@ class Chaos:
         self.recovered_s = trio.current_time() - began
         if await self._calm_pid() != calm:
             ledger.wrong("the worker that nobody touched is another process than before")
+        if (relays := site.find_relays()) != site.relays:
+            ledger.wrong(f"the relays are {relays}, and were {site.relays} before the first request")
         answers = FakeAnswers() if site.backend == "fake" else RealAnswers()
         for model in sorted({one.model for one in site.base} | ({"far"} if site.fars else set())):
             question = answers.plain(random.Random(0), model)
@@ -333,11 +336,11 @@ class Chaos:
 
     def summary(self):
         """Write the tables."""
-        ledger, weights = self.ledger, self.weights
+        ledger, weights, options = self.ledger, self.weights, self.options
         kinds = sorted({kind for kind, _ in ledger.outcomes})
         lines = [
             "",
-            f"seed {ledger.seed}, {self.options.minutes:g} minutes, backend {self.options.backend}",
+            f"seed {ledger.seed}, {options.minutes:g} minutes, backend {options.backend}, {options.relays} relays",
             "",
             "requests:",
         ]
@@ -370,6 +373,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--backend", choices=("fake", "vllm", "sglang"), default="fake")
+    parser.add_argument("--relays", type=int, default=0, help="how many relays the gateway has")
     parser.add_argument("--pyz", action="store_true", help="run ichat.pyz, not the sources")
     parser.add_argument("--report", type=pathlib.Path, help="write the summary there as well, as JSON")
     parser.add_argument("--keep", action="store_true", help="keep the directory with logs and state")

@@ -404,11 +404,14 @@ class Clients:
         return await self._alone(question, rng, id_, Pace(40_000, 0.05), receive_bytes=16_384)
 
     async def _kept(self, rng, id_):
-        """Several requests on one connection."""
+        """Several requests on one connection, and on the next if the gateway ends that."""
         outcome = ""
         connection = await Connection.open(self._site.port)
         try:
             for number in range(rng.randrange(2, 8)):
+                if connection.is_over:
+                    await connection.stream.aclose()
+                    connection = await Connection.open(self._site.port)
                 make = rng.choice([self._answers.plain, self._answers.stream])
                 outcome = await self._ask(connection, make(rng, self._model(rng)), rng, f"{id_}-{number}")
                 if outcome.startswith(("broken", "cut")):
@@ -428,6 +431,9 @@ class Clients:
             )
             outcome = self._judged(questions[0], await connection.reply(), ids[0])
             if outcome == "broken off":
+                return outcome
+            if connection.is_over:
+                self._ledger.sent[ids[1]] = Sent("maybe")
                 return outcome
             return self._judged(questions[1], await connection.reply(), ids[1])
 

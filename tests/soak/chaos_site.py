@@ -20,9 +20,11 @@ import attrs
 import psutil
 import trio
 from chaos_wire import TOKEN, Connection, Link, written
+from support.deployments import free_port
 from support.peers import write_secret
 from support.programs import ROOT, Program
 from support.real_engines import ENV, LOAD_S, MODELS, ON_THE_CPU, python_of, toml
+from support.relay_site import relays_of
 
 from ichat.supervisor.orphans import marked_by
 from ichat.supervisor.processes import is_alive, is_resource_tracker
@@ -42,7 +44,8 @@ LINES_TOLD = 200
 
 SETTINGS = """
 [server_settings]
-port = 0
+port = {port}
+relays = {relays}
 state_directory = "{directory}/state"
 [security]
 join_token_env = "ICHAT_JOIN_TOKEN"
@@ -158,8 +161,10 @@ class Far:
 class Site:
     """The gateway, its workers, and its configuration."""
 
-    def __init__(self, directory, backend, *, is_pyz):
+    def __init__(self, directory, backend, *, is_pyz, relays=0):
         self.directory = directory
+        self._relays = relays
+        self._configured_port = free_port() if relays else 0
         self.backend = backend
         self._is_pyz = is_pyz or backend != "fake"
         self.path = directory / "ichat.toml"
@@ -168,6 +173,8 @@ class Site:
         """Held by whoever changes the file."""
         self.program = None
         self.port = 0
+        self.relays = []
+        """Those of the start: no fault ends any of them."""
         self.fars = []
 
     def command(self, *words):
@@ -177,8 +184,9 @@ class Site:
     def text(self, workers, more="", queue_max=6):
         """Write a configuration with these workers."""
         settings = SETTINGS.format(
-            directory=self.directory, queue_max=queue_max, body_bytes_max=BODY_BYTES_MAX, head_s=HEAD_S,
-            stall_s=STALL_S, first_byte_s=FIRST_BYTE_S, stuck_s=STUCK_S if self.backend == "fake" else 60.0,
+            directory=self.directory, port=self._configured_port, relays=self._relays, queue_max=queue_max,
+            body_bytes_max=BODY_BYTES_MAX, head_s=HEAD_S, stall_s=STALL_S, first_byte_s=FIRST_BYTE_S,
+            stuck_s=STUCK_S if self.backend == "fake" else 60.0,
         )  # fmt: skip
         engine = "" if self.backend == "fake" else f'[engines.{self.backend}]\npython = "{python_of(self.backend)}"\n'
         return settings + engine + "".join(one.toml(self.backend) for one in workers) + more
@@ -206,7 +214,9 @@ class Site:
             await nursery.start(far.data.run, FAR_HOST, far.port)
             nursery.start_soon(far.keep_forever)
             self.fars.append(far)
-        return await self.wait_until_well(self.ready_s)
+        wrong = await self.wait_until_well(self.ready_s)
+        self.relays = self.find_relays()
+        return wrong or ("" if len(self.relays) == self._relays else f"the relays are {self.relays}")
 
     async def ask(self, method, path, body=None, *, port=0, limit_s=ASK_S):
         """Ask the control plane, or a worker at its own port: give status and parsed JSON (or text)."""
@@ -260,8 +270,14 @@ class Site:
         return sum(map(float, found))
 
     def weigh(self):
-        """Return the gateway's memory in MB, its descriptors and its threads."""
-        return _weigh(self.program.family)
+        """Return the memory of the gateway and its relays in MB, their descriptors and their threads."""
+        processes = [self.program.family, *(one for one in self.relays if one.is_running())]
+        return [sum(values) for values in zip(*map(_weigh, processes), strict=True)]
+
+    def find_relays(self):
+        """Return the processes of the gateway's relays, in the order of their numbers."""
+        found = relays_of(self.program)
+        return [found[number] for number in sorted(found)]
 
     def zombies(self):
         """Return the gateway's children that have ended and were not waited for."""

@@ -51,6 +51,8 @@ class Connection:
 
     def __init__(self, stream):
         self.stream = stream
+        self.is_over = False
+        """Whether the newest response ends the connection."""
         self._behind = b""
 
     @classmethod
@@ -104,6 +106,7 @@ class Connection:
                 return _reply(head, body, "broken") if head else Reply()
             if isinstance(event, h11.Response):
                 head = event
+                self.is_over = (b"connection", b"close") in [(name, value.lower()) for name, value in event.headers]
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) >= pace.stop_after:

@@ -66,7 +66,7 @@ class RelayThere:
         has_effect = self.talk.receives(frame)
         if frame.kind == "ready":
             self.talk.open()
-        elif has_effect and frame.kind not in ("hello", "report", "pulse", "record", "prepared", "cannot", "drained"):
+        elif has_effect and frame.kind not in ("hello", "report", "pulse", "prepared", "cannot", "drained"):
             self.asks += frame.kind == "ask"
             self.desk.receives(frame)
 
