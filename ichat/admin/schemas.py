@@ -39,6 +39,7 @@ from ichat.protocol.messages import (
     ShortHeartbeat,
 )
 from ichat.protocol.model_entry import ModelEntry
+from ichat.protocol.orders import LaunchEnd, OrderRequest, WorkerOrder
 from ichat.protocol.prefixes import PrefixReport
 from ichat.proxy.requests_in_flight import RequestsView, RequestView
 from ichat.routing.circuit_breaker import CircuitView
@@ -51,7 +52,7 @@ PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
     WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.RequestCancelled,
-    views.Version, views.Welcome,
+    views.Version, views.Welcome, views.NewOrder, WorkerOrder,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {
     **{one: one.__name__ for one in _SAME_NAMES},
@@ -69,6 +70,8 @@ COMPONENTS: Mapping[Any, str] = {
     RequestsView: "RequestsInFlight",
     HeartbeatResponse: "HeartbeatAnswer",
     RouteView: "Route",
+    views.OrderList: "Orders",
+    views.OrderView: "Order",
     views.EngineList: "Engines",
     views.EngineFlagList: "EngineFlags",
     views.ConfigView: "Config",
@@ -111,6 +114,8 @@ def schemas() -> dict[str, Schema]:
         "Heartbeat": taken(Heartbeat),
         "ShortHeartbeat": taken(ShortHeartbeat),
         "PrefixReport": taken(PrefixReport),
+        "OrderRequest": taken(OrderRequest),
+        "LaunchEnd": taken(LaunchEnd),
         "Worker": _worker(),
         "WorkerSummary": _worker_summary(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},

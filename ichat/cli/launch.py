@@ -1,9 +1,10 @@
-"""Launching and stopping workers from the command line, and watching until they are ready or gone."""
+"""Launching, ordering and stopping workers from the command line, and watching until they are ready or gone."""
 
 import argparse
 import os
 import queue
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +12,11 @@ from typing import Any, cast
 
 from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, Unreachable, pause, worker_path
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
-from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
+from ichat.cli.screen import NONE, Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
 
+ORDERS = "/v1/admin/orders"
 LAUNCH_S = 120.0
 """The longest time to check a launch, in seconds: the engine is asked for its flags if they are not known yet."""
 STOP_MORE_S = 90.0
@@ -33,7 +35,14 @@ _READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped",
 
 
 def add_launch_flags(usage: argparse.ArgumentParser) -> None:
-    """Add the flags of `launch`; `split` separates the engine's flags."""
+    """Add the flags of `launch`."""
+    add_spec_flags(usage)
+    usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
+    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
+
+
+def add_spec_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a worker; `split` separates the engine's flags."""
     usage.epilog = (
         "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --load on_demand) or one of"
         " the engine's (--max-model-len 8192); after -- all of them are."
@@ -51,8 +60,6 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
-    usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
-    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
@@ -149,15 +156,8 @@ def _gpu_ids(text: str) -> list[int]:
 
 def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
-    path, name = path_and_name(api, args.model_path)
-    name = args.model_name or name
-    ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
-    body: Json = {"model_name": name, "model_path": path}
-    body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
-    twice = sorted(body.keys() & args.engine.keys())
-    if twice:
-        raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
-    answer = api.call("POST", "/v1/admin/workers/launch", body={**args.engine, **body}, answer_s=LAUNCH_S)
+    body = spec_of(args, *path_and_name(api, args.model_path))
+    answer = api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S)
     worker_id = str(answer.value.get("worker_id") or "")
     if not args.wait:
         _show(screen, answer, is_json=args.json)
@@ -171,10 +171,29 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
+def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
+    """Return the worker that the flags describe, with this path, and with this name unless they have another.
+
+    Raises Exit 64.
+    """
+    ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval", "worker_id", "valid_s")
+    body: Json = {"model_name": args.model_name or name, "model_path": path}
+    body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
+    twice = sorted(body.keys() & args.engine.keys())
+    if twice:
+        raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
+    return {**args.engine, **body}
+
+
+def name_of(path: str) -> str:
+    """Return the name that is made of a model's path."""
+    return os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path
+
+
 def path_and_name(api: Api, model_path: str) -> tuple[str, str]:
     """Return a model's path for the gateway (it may run in another directory), and the name made of it."""
     path = os.path.abspath(model_path) if api.place.is_here and os.path.exists(model_path) else model_path
-    return path, os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path
+    return path, name_of(path)
 
 
 def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
@@ -249,6 +268,45 @@ class LoadProgress:
                 self._spinner.write_line(f"{worker.get('worker_id')}: {phase.get('name')} took {duration(seconds)}")
         self._told = max(0, len(phases) - 1)
         self._spinner.show(progress_of(worker), rest_of(worker))
+
+
+def add_order_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `order`: those that describe a worker, and its own."""
+    add_spec_flags(usage)
+    usage.add_argument("--worker-id", metavar="ID", help="replace the worker of this earlier order; else a new worker")
+    usage.add_argument("--valid-s", type=float, metavar="S", help="how long the line can be used (3600)")
+
+
+def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Order a worker, and print the line that starts it on another machine."""
+    body = spec_of(args, args.model_path, name_of(args.model_path))
+    answer = api.call("POST", ORDERS, body=body)
+    if args.json:
+        screen.line(answer.text.rstrip("\n"))
+        return 0
+    made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
+    address = one_line(made.get("gateway_address")) if api.place.is_here else api.place.url
+    words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
+    screen.line(shlex.join(words))
+    note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
+    if made.get("is_local_only") and api.place.is_here:
+        note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")
+    return 0
+
+
+def show_orders(screen: Screen, answer: Json) -> None:
+    """Show the orders."""
+    names = ("worker_id", "launch", "model_name", "fetched_from")
+    rows = [[*(one.get(name) or NONE for name in names), _order_state(one)] for one in objects_of(answer.get("orders"))]
+    screen.table(("worker", "launch", "model", "from", "state"), rows, ("from", "launch"))
+
+
+def _order_state(one: Json) -> str:
+    """Return the state of an order, in a few words."""
+    expires_at = one.get("expires_at")
+    left_s = expires_at - time.time() if isinstance(expires_at, int | float) else 0.0
+    unused = f"waits for {duration(left_s)} more" if left_s > 0 else "was not used in time"
+    return one_line(one.get("ended")) or ("fetched" if one.get("fetched_at") else unused)
 
 
 def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
