@@ -285,11 +285,12 @@ def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         screen.line(answer.text.rstrip("\n"))
         return 0
     made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
-    address = one_line(made.get("gateway_address")) if api.place.is_here else api.place.url
+    is_local_only = api.place.is_here and made.get("is_local_only")
+    address = one_line(made.get("gateway_address")) if api.place.is_here and not is_local_only else api.place.url
     words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
     screen.line(shlex.join(words))
     note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
-    if made.get("is_local_only") and api.place.is_here:
+    if is_local_only:
         note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")
     return 0
 

@@ -227,6 +227,8 @@ class HeartbeatReceiver:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to a server that the configuration registers."
             )
+        if caller.worker is not None:
+            return  # its key is that of the newest launch, wherever that is
         if known.heartbeat and known.heartbeat.host != heartbeat.host and self._table.state(known) not in AWAY:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."

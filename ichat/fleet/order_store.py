@@ -57,9 +57,7 @@ class WrongCodes:
     def count(self, address: str, now: float) -> None:
         """Count a wrong code."""
         if address not in self._by_address and len(self._by_address) >= ADDRESSES_MAX:
-            self._by_address = {one: window for one, window in self._by_address.items() if window.sum(now)}
-            if len(self._by_address) >= ADDRESSES_MAX:  # its oldest has waited longest
-                del self._by_address[next(iter(self._by_address))]
+            del self._by_address[next(iter(self._by_address))]
         self._by_address.setdefault(address, Window()).add(1, now)
 
 
@@ -113,6 +111,9 @@ class OrderStore:
         """Return the proof to a worker with a key of its own that its gateway asks; empty for all other workers."""
         return self._proofs.get(worker_id, b"")
 
+    def _is_ordered(self, worker_id: str) -> bool:
+        return any(one.worker_id == worker_id for one in self.orders.by_launch.values())
+
     # Operators.
 
     async def make(self, spec: ManagedWorkerConfig, worker_id: str, valid_s: float) -> tuple[RemoteOrder, str]:
@@ -126,7 +127,7 @@ class OrderStore:
                 message = f"There are {LIVE_MAX} orders already: end workers on other machines (`ichat.pyz stop ID`)."
                 raise ApiError(409, "too_many_orders", message)
             known = self._table.get(worker_id)
-            if known is not None and not any(one.worker_id == worker_id for one in self.orders.by_launch.values()):
+            if known is not None and not self._is_ordered(worker_id):
                 message = f"The id {worker_id} belongs to a worker that no order has started: choose another id."
                 raise ApiError(409, "worker_exists", message)
             taken = {one.worker_id for one in self.orders.by_launch.values()} | {one.id for one in self._table}
@@ -142,10 +143,12 @@ class OrderStore:
         It gets no further requests. Once its requests have ended, `drain_s` at most, it drains and ends; if it does not
         answer, it ends at its next heartbeat. Raises ApiError 503.
         """
-        order = self.orders.live(worker_id)
+        order, worker = self.orders.live(worker_id), self._table.get(worker_id)
         if order is None:
-            return False
-        worker = self._table.get(worker_id)
+            is_left = worker is not None and worker.is_down and self._is_ordered(worker_id)
+            if worker is not None and is_left:
+                self._table.remove(worker)
+            return is_left
         endpoint = None if worker is None else self._table.endpoint_of(worker)
         if worker is not None and endpoint is not None and order.key:
             await self._end_at(order.launch, self._wall_clock() + drain_s)

@@ -95,7 +95,7 @@ async def fetch(options: Options) -> WorkerOrder:
     """Return the order of a code. Raises Exit 64 where it is of no use to ask again, Exit 69 otherwise."""
     assert options.gateway_address is not None
     body = to_json({"code": options.order, "start_id": secrets.token_urlsafe(32)})
-    why = "it does not answer"
+    why = told = "it does not answer"
     async with client_of(options.gateway_address, options.gateway_ca) as gateway:
         with trio.move_on_after(FETCH_S):
             while True:
@@ -107,7 +107,9 @@ async def fetch(options: Options) -> WorkerOrder:
                     if response.status_code < 500:
                         return _order_in(response)
                     why = _message_in(response)
-                log.warning("the gateway %s gives no order yet: %s", options.gateway_address, why)
+                if why != told:
+                    log.warning("the gateway %s gives no order yet: %s; trying again", options.gateway_address, why)
+                told = why
                 await trio.sleep(RETRY_S)
     raise Exit(EXIT_UNAVAILABLE, f"The gateway {options.gateway_address} cannot be asked for the order: {why}")
 

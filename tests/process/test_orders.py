@@ -5,11 +5,14 @@ Gateway, guard and worker are processes here; the machines are one.
 
 import pathlib
 import signal
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from support.deployments import QUICK, free_port, gateway_fixture, start_fixture
+from support.deployments import QUICK, free_port, gateway_fixture, start_fixture, worker
 from support.programs import LIMIT_S, alive, ichat, words_of
+from support.takeovers import begin
 
 __all__ = ["gateway_fixture", "start_fixture"]
 
@@ -102,7 +105,7 @@ def test_a_code_is_used_once(gateway, settings):
 
 
 def test_the_key_of_an_order_is_for_its_worker_and_launch(gateway):
-    """It admits no other worker and no operator, and dies when the worker is ordered again."""
+    """It admits no other worker and no operator, and dies when the worker is ordered again, also for another place."""
     program = gateway(QUICK)
     made = order(program)
     program.key = fetch(program, made["code"], "first")[1]["key"]
@@ -114,10 +117,51 @@ def test_the_key_of_an_order_is_for_its_worker_and_launch(gateway):
     assert program.ask("/v1/admin/config/reload", {})[0] == 403
     key, program.key = program.key, ""
     assert program.ask(path, {"worker_id": made["worker_id"], **heartbeat})[0] == 403
-    order(program, worker_id=made["worker_id"])
+    again = order(program, worker_id=made["worker_id"])
     program.key = key
     status, refused = program.ask(path, {"worker_id": made["worker_id"], **heartbeat})
     assert (status, refused["error"]["code"]) == (410, "launch_ended")
+    program.key = fetch(program, again["code"], "second")[1]["key"]
+    elsewhere = {**heartbeat, "host": "127.0.0.2"}
+    assert program.ask(path, {"worker_id": made["worker_id"], **elsewhere})[0] == 200
+
+
+def test_a_worker_that_cannot_be_called_ends_by_its_next_heartbeat(gateway):
+    """The answer says so, also if the gateway has not reached it at its address."""
+    program = gateway(QUICK)
+    made = order(program)
+    heartbeat = {"worker_id": made["worker_id"], "model_name": "m", "host": "127.0.0.1", "port": 9}
+    key = fetch(program, made["code"], "first")[1]["key"]
+
+    def send(**more):
+        program.key = key
+        try:
+            status, answer = program.ask("/v1/workers/heartbeat", {**heartbeat, **more})
+        finally:
+            program.key = ""
+        assert status == 200, answer
+        return answer
+
+    assert not send()["ends"]
+    with ThreadPoolExecutor() as pool:
+        path = f"/v1/admin/workers/{made['worker_id']}?drain_s=0"
+        ended = pool.submit(request_of(program, "DELETE", path))
+        program.until(lambda: send()["ends"])
+        send(state="gone")
+        assert ended.result() == 200
+    assert shown(program, made)["ended"] == "was stopped"
+
+
+def request_of(program, method, path):
+    """Return a function that sends a request with the own secret and returns its status, also in another thread."""
+    head = {"authorization": f"Bearer {program.own_secret()}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{program.port}{path}", headers=head, method=method)
+
+    def send():
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return answer.status
+
+    return send
 
 
 def test_another_launch_ends_the_worker(gateway, guard):
@@ -148,6 +192,8 @@ def test_a_killed_worker_is_reported(gateway, guard):
     assert (found["state"], found["signal"]) == ("failed", "SIGKILL")
     assert any("listens on" in line for line in found["last_lines"])
     assert shown(program, made)["ended"].startswith("was ended by signal SIGKILL")
+    assert program.ask_by("DELETE", f"/v1/admin/workers/{made['worker_id']}")[0] == 200
+    assert program.state(made["worker_id"]) is None
 
 
 def test_a_killed_guard_takes_its_worker_with_it(gateway, guard):
@@ -206,3 +252,57 @@ def test_an_ordered_worker_outlives_a_killed_gateway(gateway, guard):
     assert second.ask("/v1/chat/completions", {"model": "m"})[0] == 200
     assert second.ask_by("DELETE", f"/v1/admin/workers/{made['worker_id']}")[0] == 200
     assert first.process.wait(LIMIT_S) == 0
+
+
+def test_an_ordered_worker_outlives_a_takeover(gateway, guard, start, tmp_path):
+    """The new process knows the key: the worker serves on, and can be ended."""
+    program = gateway(QUICK, free_port())
+    made = order(program)
+    first = guard(program, made)
+    pid = ready(program, made, first)["pid"]
+    new = begin(start, tmp_path / "ichat.toml").wait_for_port()
+    assert ready(new, made, first)["pid"] == pid
+    assert new.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+    assert new.ask_by("DELETE", f"/v1/admin/workers/{made['worker_id']}")[0] == 200
+    assert first.process.wait(LIMIT_S) == 0
+
+
+def test_the_command_prints_the_line_that_starts_the_worker(gateway, start):
+    """An operator copies it; the list of orders shows what became of it."""
+    program = gateway(QUICK)
+    place = ["--gateway", f"http://127.0.0.1:{program.port}"]
+    made = start(ichat("order", "/m", "--backend", "fake", "--heartbeat-interval", "0.5", *place))
+    assert made.process.wait(LIMIT_S) == 0
+    line, *notes = made.text().splitlines()
+    assert line.startswith("python3 ichat.pyz worker --order order-")
+    assert "m-order-0" in notes[0]
+    assert "loopback alone" in notes[1]
+    first = start(ichat(*line.split()[2:]))
+    ready(program, {"worker_id": "m-order-0"}, first)
+    listed = start(ichat("orders", *place))
+    assert listed.process.wait(LIMIT_S) == 0
+    assert "fetched" in listed.text()
+    stopped = start(ichat("stop", "m-order-0", *place))
+    assert stopped.process.wait(LIMIT_S) == 0
+    assert first.process.wait(LIMIT_S) == 0
+
+
+def test_an_order_that_another_machine_cannot_carry_out_is_refused(gateway):
+    """A sentence for each key that has no meaning there, and for an id of another worker; an unused code is withdrawn."""
+    program = gateway(QUICK + worker())
+    table = {"model_name": "m", "model_path": "/m", "backend": "fake"}
+    for more, said in (
+        ({"load": "on_demand"}, "leave load out"),
+        ({"on_gateway_exit": "keep"}, "leave on_gateway_exit out"),
+        ({"share_gpus": True}, "leave share_gpus out"),
+        ({"worker_id": "a b"}, "worker_id"),
+        ({"valid_s": 0}, "valid_s must be"),
+        ({"gpu_id": [0]}, "gpu_id"),
+    ):
+        status, answer = program.ask("/v1/admin/orders", {**table, **more})
+        assert (status, said in answer["error"]["message"]) == (400, True), answer
+    status, answer = program.ask("/v1/admin/orders", {**table, "worker_id": "m-0"})
+    assert (status, answer["error"]["code"]) == (409, "worker_exists")
+    made = order(program)
+    assert program.ask_by("DELETE", f"/v1/admin/workers/{made['worker_id']}")[0] == 200
+    assert fetch(program, made["code"], "first")[0] == 410
