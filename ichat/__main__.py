@@ -256,6 +256,10 @@ def _worker(argv: list[str]) -> int:
     import gc
 
     gc.set_threshold(GARBAGE_OBJECTS)  # an engine may set its own
+    if "--order" in {word.partition("=")[0] for word in argv}:
+        from ichat.roles import guard
+
+        return guard.main(argv, _prepare)
     if not {"-h", "--help"}.intersection(argv):
         _engine_first()
     from ichat.roles import worker

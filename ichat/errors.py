@@ -277,6 +277,12 @@ def registration_not_found(worker_id: str) -> ApiError:
     return ApiError(404, "registration_not_found", message)
 
 
+def launch_ended(worker_id: str, launch: int) -> ApiError:
+    """410: a request of a worker with the key of a launch that has ended: the worker ends."""
+    message = f"Launch {launch} of worker {worker_id} has ended, or another launch has replaced it: its key is dead."
+    return ApiError(410, "launch_ended", message, retry=False)
+
+
 def start_not_found(worker_id: str) -> ApiError:
     """404: a report of a start of a worker that has sent this process no heartbeat."""
     message = f"This start of worker {worker_id} is not known here: send a heartbeat first."

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ichat
-from ichat.admin import cluster_routes, key_routes, open_routes, usage_routes, worker_routes
+from ichat.admin import cluster_routes, key_routes, open_routes, order_routes, usage_routes, worker_routes
 from ichat.admin.operations import FAILED, MODEL_FAILURES, MODEL_KEYS, failure, header, path_parameters, shown_path
 from ichat.admin.schemas import PARTS, Schema, schemas
 from ichat.http import sse
 from ichat.security.rules import ROUTES, Rule
 
-HANDLED = (worker_routes.operations, key_routes.operations, cluster_routes.operations, usage_routes.operations)
+HANDLED = tuple(one.operations for one in (worker_routes, order_routes, key_routes, cluster_routes, usage_routes))
 """Served by the application; the front door answers open routes, and relays the routes of models."""
 
 
@@ -38,7 +38,7 @@ def document() -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in PARTS["tags"].items()],
         "paths": paths,
         "components": {
-            "schemas": schemas() | key_routes.schemas() | cluster_routes.schemas() | usage_routes.schemas(),
+            "schemas": schemas() | _schemas_of_routes(),
             **of_models,
             "responses": {
                 "Failed": failure("Any error; its `code` says which."),
@@ -49,6 +49,10 @@ def document() -> dict[str, Any]:
             },
         },
     }
+
+
+def _schemas_of_routes() -> dict[str, Schema]:
+    return key_routes.schemas() | order_routes.schemas() | cluster_routes.schemas() | usage_routes.schemas()
 
 
 def _keys_for(rule: Rule) -> list[Schema]:

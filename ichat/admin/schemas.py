@@ -40,6 +40,7 @@ from ichat.protocol.messages import (
     ShortHeartbeat,
 )
 from ichat.protocol.model_entry import ModelEntry
+from ichat.protocol.orders import LaunchEnd, OrderRequest, WorkerOrder
 from ichat.protocol.prefixes import PrefixReport
 from ichat.proxy.finished_requests import FinishedRequest, FinishedRequestsView
 from ichat.proxy.requests_in_flight import RequestsView, RequestView
@@ -53,7 +54,8 @@ PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
     WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.ReplicasChange,
-    views.RequestCancelled, views.Version, views.Welcome, FinishedRequest,
+    views.RequestCancelled, views.Version, views.Welcome, FinishedRequest, views.NewOrder,
+    WorkerOrder,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {
     **{one: one.__name__ for one in _SAME_NAMES},
@@ -72,6 +74,8 @@ COMPONENTS: Mapping[Any, str] = {
     FinishedRequestsView: "FinishedRequests",
     HeartbeatResponse: "HeartbeatAnswer",
     RouteView: "Route",
+    views.OrderList: "Orders",
+    views.OrderView: "Order",
     views.EngineList: "Engines",
     views.EngineFlagList: "EngineFlags",
     views.ConfigView: "Config",
@@ -114,6 +118,8 @@ def schemas() -> dict[str, Schema]:
         "Heartbeat": taken(Heartbeat),
         "ShortHeartbeat": taken(ShortHeartbeat),
         "PrefixReport": taken(PrefixReport),
+        "OrderRequest": taken(OrderRequest),
+        "LaunchEnd": taken(LaunchEnd),
         "Worker": _worker(),
         "WorkerSummary": _worker_summary(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},

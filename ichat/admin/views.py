@@ -63,6 +63,48 @@ class LaunchCheck:
 
 
 @frozen
+class NewOrder:
+    """An order for a worker on another machine, with its code: no other answer shows the code."""
+
+    worker_id: str
+    launch: int
+    """The number of the launch: higher than that of any earlier order."""
+    code: str
+    """Starts the worker, once."""
+    expires_at: float
+    """Until then the code can be used, in seconds since 1970."""
+    gateway_address: str
+    """The gateway's address for other machines, as far as the gateway knows it."""
+    is_local_only: bool
+    """Whether the gateway listens on this machine's loopback address alone: no other machine reaches it."""
+
+
+@frozen
+class OrderView:
+    """An order, without its code."""
+
+    worker_id: str
+    launch: int
+    model_name: str
+    """Empty once the launch has ended."""
+    made_at: float
+    expires_at: float
+    fetched_at: float | None
+    """When the order was fetched; None: not yet."""
+    fetched_from: str
+    """The address from which it was fetched."""
+    ended: str
+    """How the launch has ended, in a few words after the worker's name; empty: it has not."""
+
+
+@frozen
+class OrderList:
+    """The orders that wait or have a worker, and the newest of those that have ended, newest first."""
+
+    orders: Sequence[OrderView]
+
+
+@frozen
 class EngineList:
     """The engines that are built in or configured."""
 

@@ -33,6 +33,7 @@ from ichat.errors import ApiError
 from ichat.fleet.explain import RouteView
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.model_list import Listed, listed_model, listed_models, near_models
+from ichat.fleet.order_store import OrderStore
 from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.views import describe
 from ichat.fleet.worker_record import WorkerRecord
@@ -174,8 +175,13 @@ async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: Engin
     parameters=[_DRAIN_S],
     failures={**_NO_WORKER, "409": "This gateway has not started it (`not_managed`)."},
 )
-async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader, table: WorkerTable) -> views.Stopped:
-    """Stop a worker that the gateway started, and forget it; answers when nothing of it is left."""
+async def stop_worker(
+    worker_id: str, supervisor: Supervisor, orders: OrderStore, reloader: Reloader, table: WorkerTable
+) -> views.Stopped:
+    """Stop a worker that the gateway has started or ordered, and forget it; answers when that is done."""
+    drain_s = seconds_of("drain_s", reloader.config.timeouts.drain_s)
+    if await orders.end(worker_id, drain_s):
+        return views.Stopped(worker_id, in_config=False)
     worker, managed = _known(worker_id, table), supervisor.get(worker_id)
     if managed is None:
         pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
@@ -184,7 +190,7 @@ async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader
             what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
         raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
     in_config = not managed.is_launched
-    await supervisor.remove(managed, seconds_of("drain_s", reloader.config.timeouts.drain_s))
+    await supervisor.remove(managed, drain_s)
     return views.Stopped(worker_id, in_config)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ichat.cli import chat, copies, explain, keys, logs, models, top, views
+from ichat.cli import chat, copies, explain, keys, logs, models, orders, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
@@ -53,7 +53,7 @@ def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
     if name == "keys" and wants_help and words[0] in (*keys.ACTIONS, *keys.SYNONYMS):
         usage = _parser_of_action(keys.SYNONYMS.get(words[0], words[0]))
         words = ["--help"]
-    elif name == "launch" and not wants_help:
+    elif name in ("launch", "order") and not wants_help:
         words, engine_words = launches.split(usage, words)
     elif name == "run":
         words, engine_words = runs.split_engine_words(words)
@@ -189,6 +189,8 @@ _TABLE = (
     Command("worker-show ID [--all]", "everything known of a worker", _worker_flags, _worker),
     Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
+    Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", orders.add_order_flags, orders.order),
+    Command("orders", "the workers ordered for other machines", _no_flags, _got(orders.ORDERS, orders.show_orders)),
     Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, launches.stop),
     Command("load MODEL", "load a model, and show the evicted workers", models.add_model_flags, models.load),
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),

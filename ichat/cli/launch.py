@@ -34,7 +34,14 @@ _READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped",
 
 
 def add_launch_flags(usage: argparse.ArgumentParser) -> None:
-    """Add the flags of `launch`; `split` separates the engine's flags."""
+    """Add the flags of `launch`."""
+    add_spec_flags(usage)
+    usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
+    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
+
+
+def add_spec_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a worker; `split` separates the engine's flags."""
     usage.epilog = (
         "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --load on_demand) or one of"
         " the engine's (--max-model-len 8192); after -- all of them are."
@@ -53,8 +60,6 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
-    usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
-    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: the longest wait")
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
@@ -151,15 +156,8 @@ def _gpu_ids(text: str) -> list[int]:
 
 def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
-    path, name = path_and_name(api, args.model_path)
-    name = args.model_name or name
-    ours = ("backend", "gpu_ids", "replicas", "host", "port", "heartbeat_interval")
-    body: Json = {"model_name": name, "model_path": path}
-    body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
-    twice = sorted(body.keys() & args.engine.keys())
-    if twice:
-        raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
-    answer = api.call("POST", "/v1/admin/workers/launch", body={**args.engine, **body}, answer_s=LAUNCH_S)
+    body = spec_of(args, *path_and_name(api, args.model_path))
+    answer = api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S)
     worker_ids = [*map(str, list_of(answer.value.get("worker_ids")))] or [str(answer.value.get("worker_id") or "")]
     if not args.wait:
         for worker_id in [] if args.json else worker_ids[1:]:
@@ -179,10 +177,29 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
+def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
+    """Return the worker that the flags describe, with this path, and with this name unless they have another.
+
+    Raises Exit 64.
+    """
+    ours = ("backend", "gpu_ids", "replicas", "host", "port", "heartbeat_interval", "worker_id", "valid_s")
+    body: Json = {"model_name": args.model_name or name, "model_path": path}
+    body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
+    twice = sorted(body.keys() & args.engine.keys())
+    if twice:
+        raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
+    return {**args.engine, **body}
+
+
+def name_of(path: str) -> str:
+    """Return the name that is made of a model's path."""
+    return os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path
+
+
 def path_and_name(api: Api, model_path: str) -> tuple[str, str]:
     """Return a model's path for the gateway (it may run in another directory), and the name made of it."""
     path = os.path.abspath(model_path) if api.place.is_here and os.path.exists(model_path) else model_path
-    return path, os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path
+    return path, name_of(path)
 
 
 def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:

@@ -216,7 +216,10 @@ class HeartbeatReceiver:
         known = self._table.get(heartbeat.worker_id)
         if caller.is_managed_worker and (known is None or not known.managed):
             raise ApiError(404, "not_found", f"This gateway has no worker {heartbeat.worker_id} of its own.")
-        if known is None or caller.is_managed_worker:
+        if caller.is_managed_worker:
+            return
+        self._check_key(heartbeat.worker_id, caller)
+        if known is None:
             return
         if known.managed:
             raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
@@ -224,10 +227,20 @@ class HeartbeatReceiver:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to a server that the configuration registers."
             )
+        if caller.worker is not None:
+            return  # its key is that of the newest launch, wherever that is
         if known.heartbeat and known.heartbeat.host != heartbeat.host and self._table.state(known) not in AWAY:
             raise errors.forbidden(
                 f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
             )
+
+    def _check_key(self, worker_id: str, caller: Caller) -> None:
+        """Raise ApiError 403 if a worker has a key of its own and another was sent, or the key is another worker's."""
+        key = caller.worker
+        if key is not None and key.worker_id != worker_id:
+            raise errors.forbidden(f"This key is that of worker {key.worker_id}, and of no other.")
+        if key is None and self._table.proof_of(worker_id):
+            raise errors.forbidden(f"The id {worker_id} belongs to a worker with a key of its own, from its order.")
 
     def _interval_of(self, heartbeat: Heartbeat, own_s: float) -> float:
         """Return the seconds until a worker's next heartbeat.
@@ -268,6 +281,7 @@ class HeartbeatReceiver:
             lost=self._table.lost(worker_id),
             wants_machine=worker is not None and worker.machine is None,
             accepts_short=True,
+            ends=caller.worker is not None and caller.worker.is_asked_to_end,
         )
         return json.dumps(attrs.asdict(response)).encode()
 

@@ -1,6 +1,5 @@
-"""The gateway's own requests to workers: for a heartbeat after its start, to sleep, and to wake."""
+"""The gateway's own requests to workers: for a heartbeat after its start, to sleep, to wake, and to end."""
 
-import functools
 import logging
 from typing import Literal
 
@@ -32,13 +31,22 @@ async def request_heartbeats(table: WorkerTable, proof: bytes) -> None:
         for worker in table
         if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket)
     ]
-    await client.ask_each(silent, functools.partial(_ask_for_heartbeat, proof))
+
+    async def ask(worker: WorkerRecord) -> None:
+        await _ask(worker, "/beat", table.proof_of(worker.id) or proof)
+
+    await client.ask_each(silent, ask)
 
 
-async def _ask_for_heartbeat(proof: bytes, worker: WorkerRecord) -> None:
+async def end_worker(worker: WorkerRecord, proof: bytes) -> None:
+    """Ask a worker to drain and end; it is no error if it does not answer. `proof` is that of its own key."""
+    await _ask(worker, "/end", proof)
+
+
+async def _ask(worker: WorkerRecord, target: str, proof: bytes) -> None:
     try:
         with trio.fail_after(ASK_S):
-            await _call(worker, "/beat", proof)
+            await _call(worker, target, proof)
     except client.FAILURES as error:
         log.debug("worker %s was not reached: %r", worker.id, error)
 

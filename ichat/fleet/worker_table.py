@@ -91,6 +91,8 @@ class WorkerTable:
         """Grows with each change of which the state directory or a log follower must know."""
         self.changes = 0
         """Grows when a worker begins or ends to be able to serve, or has other names."""
+        self.proof_of: Callable[[str], bytes] = _no_proof
+        """Returns the proof to a worker with a key of its own, by its id; empty for all other workers."""
         self._weights = weights
         self._max_in_flight = max_in_flight
         self._wedged_after_s = wedged_after_s
@@ -199,8 +201,13 @@ class WorkerTable:
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.move(Upstream(f"worker {worker.id}", host, port))
             worker.answers = False
+        endpoint.use_proof(self.proof_of(worker.id))
         self.limit(worker)
         endpoint.record_heartbeat(heartbeat, self.clock())
+
+    def use_proofs(self, proof_of: Callable[[str], bytes]) -> None:
+        """Have this function return the proofs to workers with keys of their own."""
+        self.proof_of = proof_of
 
     def limit(self, worker: WorkerRecord) -> None:
         """Limit the requests of a worker to its own number, or to the default."""
@@ -296,6 +303,11 @@ class WorkerTable:
             for worker in self._workers.values():
                 if worker.stuck_since < math.inf:
                     self.refresh(worker)
+
+
+def _no_proof(_worker_id: str) -> bytes:
+    """Return no proof: no worker has a key of its own."""
+    return b""
 
 
 def _expires_at(worker: WorkerRecord) -> float:

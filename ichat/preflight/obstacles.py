@@ -41,7 +41,7 @@ OF_THE_WORKER = frozenset((
     "worker_id", "host", "port", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca", "orphan_after_s",
     "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
     "client_stall_s", "drain_s", "stop_s", "log_format", "responses_max", "responses_bytes_max", "reasoning_field",
-    "prefix_reports", "media_domains", "explain_args", "list_flags", "help",
+    "prefix_reports", "media_domains", "explain_args", "list_flags", "help", "order",
 ))  # fmt: skip
 """The worker's own flags, which no engine gets, as they would be arguments of a managed worker."""
 

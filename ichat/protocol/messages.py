@@ -293,6 +293,8 @@ class HeartbeatResponse:
     """Whether the next heartbeat should have `machine`."""
     accepts_short: bool
     """Whether the gateway accepts short heartbeats."""
+    ends: bool = False
+    """Whether the worker must drain and end: only workers with a key of their own are asked to."""
 
 
 _Kind = TypeVar("_Kind", Heartbeat, ShortHeartbeat)

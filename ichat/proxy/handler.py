@@ -8,6 +8,7 @@ from ichat import errors
 from ichat.config.schema import Config
 from ichat.errors import ApiError
 from ichat.fleet.heartbeats import HEARTBEAT_BYTES_MAX, HeartbeatReceiver
+from ichat.fleet.order_store import OrderStore
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
@@ -18,6 +19,8 @@ from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, 
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.protocol.messages import HEARTBEAT_PATHS
+from ichat.protocol.orders import END_PATH, ORDER_PATH
+from ichat.protocol.orders import REPORT_BYTES_MAX as END_BYTES_MAX
 from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.client_sink import SEALED
 from ichat.proxy.context import GatewayContext
@@ -37,7 +40,11 @@ from ichat.security.rules import find_rule
 
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
-_BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
+_BYTES_MAX = {
+    **dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX),
+    PREFIXES_PATH: REPORT_BYTES_MAX,
+    END_PATH: END_BYTES_MAX,
+}
 """The largest bodies of workers' requests."""
 _JSON = [(b"content-type", b"application/json")]
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
@@ -61,6 +68,7 @@ class Gateway:
         *,
         ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
+        orders: OrderStore,
         control: ControlPlane,
         finished: FinishedRequests,
     ) -> None:
@@ -71,8 +79,13 @@ class Gateway:
         self._access = access
         self._tracing = tracing
         self._ledger = ledger
-        self._heartbeats = heartbeats
-        self._prefix_reports = prefix_reports
+        self._receivers: Mapping[bytes, Callable[[bytes | bytearray, Caller], Awaitable[bytes]]] = {
+            **dict.fromkeys(HEARTBEAT_PATHS, heartbeats.receive),
+            PREFIXES_PATH: prefix_reports.receive,
+            ORDER_PATH: orders.fetch,
+            END_PATH: orders.report_end,
+        }
+        """The answers to workers, by the routes."""
         self.in_flight = RequestsInFlight()
         self.finished = finished
         heartbeats.used_late.add(context.late_usage.settle)
@@ -245,10 +258,9 @@ class Gateway:
         desk.count(self._tracing.begin(headers, path, is_known=is_known))
 
     async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
-        """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
-        receiver = self._prefix_reports if request.path == PREFIXES_PATH else self._heartbeats
+        """Answer a request of a worker here, since a thousand workers send them. Raises ApiError."""
         with self._control.joins.hold(exchange.caller.fairness_key):
-            body = await receiver.receive(request.body, exchange.caller)
+            body = await self._receivers[request.path](request.body, exchange.caller)
         await client.respond(request, 200, _JSON, body)
         exchange.progress.ended(200, "", len(body))
 

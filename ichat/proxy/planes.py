@@ -8,13 +8,14 @@ from ichat.http.request import Request
 from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import ROUTES
 from ichat.protocol.messages import HEARTBEAT_PATHS
+from ichat.protocol.orders import END_PATH, ORDER_PATH
 from ichat.protocol.prefixes import PREFIXES_PATH
 from ichat.proxy.wrong_addresses import is_wrong_base
 from ichat.security.cors import Cors
 
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
-_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
+_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH, ORDER_PATH, END_PATH}
 """Routes of workers, which are answered here."""
 _RESPONSES = b"/v1/responses/"
 _CONTROL_EXACT = frozenset((

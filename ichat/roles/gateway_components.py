@@ -23,6 +23,8 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.health_checks import HealthChecker
 from ichat.fleet.heartbeats import HeartbeatReceiver
+from ichat.fleet.order_file import load_orders
+from ichat.fleet.order_store import OrderStore
 from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.registered_servers import Server, read_servers
 from ichat.fleet.worker_table import WorkerTable
@@ -112,6 +114,8 @@ class Control:
     ledger: Ledger
     log_store: LogStore
     heartbeats: HeartbeatReceiver
+    orders: OrderStore
+    """For workers on other machines."""
     supervisor: Supervisor
     monitor: MachineMonitor
     kept: KeptDescriptors
@@ -188,10 +192,15 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     gateway_id = secrets.token_hex(8)
     heartbeats = HeartbeatReceiver(fleet.registry, fleet.table, parts.auth, config.limits, gateway_id=gateway_id)
     heartbeats.moved.add(log_store.changed)
+    orders = OrderStore(state.orders_file, load_orders(state.orders_file), fleet, config)
+    fleet.table.use_proofs(orders.proof_of)
+    parts.auth.use_worker_keys(orders)
     kept = KeptDescriptors(is_shared=bool(config.server_settings.relays))
     supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept)
     monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
-    return Control(parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor, kept)
+    return Control(
+        parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, orders, supervisor, monitor, kept,
+    )  # fmt: skip
 
 
 def build_data_plane(
@@ -215,6 +224,7 @@ def build_data_plane(
     prefix_reports.evicted.add(metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
+        orders=control.orders,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
         finished=FinishedRequests(config.logs.finished_requests_max),
     )  # fmt: skip
@@ -282,7 +292,7 @@ def _build_operation(
     # Every component with a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
         fleet, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
-        data.door, control.log_store, checker, scraper, ledger, history,
+        data.door, control.log_store, control.orders, checker, scraper, ledger, history,
         *([] if data.relays is None else [data.relays]),
     ]  # fmt: skip
     reconfiguration = Reconfiguration(
@@ -306,7 +316,7 @@ def _build_operation(
     calls = ControlCalls()
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,
-        key_store, metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
+        key_store, metrics, scraper, control.heartbeats, control.orders, data.prefix_reports, ledger, overview, events,
         EngineFlags(), CpuMeter(), data.handler.finished,
     ]  # fmt: skip
     return Components(

@@ -132,9 +132,9 @@ class GatewayGiver:
         return Handed(self._snapshot().to_json(), self._about(), [self.state.lock, *self._descriptors()], more)
 
     async def _hold_configuration(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """Let nothing change the configuration or the keys until cancelled."""
+        """Let nothing change the configuration, the keys or the orders until cancelled."""
         with trio.CancelScope() as scope:
-            async with self.components.reloader.lock:
+            async with self.components.reloader.lock, self.components.control.orders.lock:
                 task_status.started(scope)
                 await trio.sleep_forever()
 

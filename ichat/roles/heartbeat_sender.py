@@ -101,7 +101,7 @@ class HeartbeatSender:
         """
         self._address = address
         self._ca_file = ca_file
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._token = token
         self._auth = None if token else _OwnSecret(address)
         self._host = host
         self._now = now
@@ -121,8 +121,10 @@ class HeartbeatSender:
         """Whether the next heartbeat is sent only because the gateway has restarted."""
         self._refused_since: float | None = None
         """When the first heartbeat failed since the last accepted heartbeat."""
-        self.orphaned = trio.Event()
-        """Set when no heartbeat was accepted for `orphan_after_s`, from the first that failed."""
+        self._must_end = trio.Event()
+        """Set when this worker must end: the gateway says so, or has accepted no heartbeat for `orphan_after_s`."""
+        self._why = ""
+        """Why, in a few words."""
         self._sent_machine: Machine | None = None
         """The machine as the gateway knows it."""
         self._registration: Heartbeat | None = None
@@ -152,7 +154,7 @@ class HeartbeatSender:
                     response = await self._post(gateway, await self._current())
                 except (httpx.HTTPError, ValueError):
                     return ""
-            if response.status_code not in (401, 403):
+            if response.status_code not in (401, 403, 410):
                 return ""
             error = cast("dict[str, Any]", object_in(response.content).get("error") or {})
             why = error.get("message") or response.text[:300]
@@ -188,7 +190,17 @@ class HeartbeatSender:
         now = trio.current_time()
         self._refused_since = now if self._refused_since is None else self._refused_since
         if now - self._refused_since >= self._orphan_after_s:
-            self.orphaned.set()
+            self._end(f"the gateway has accepted no heartbeat for {self._orphan_after_s:g} s")
+
+    def _end(self, why: str) -> None:
+        """Have this worker end, for the first reason that there is."""
+        self._why = self._why or why
+        self._must_end.set()
+
+    async def wait_for_end(self) -> str:
+        """Wait until this worker must end; return why, in a few words."""
+        await self._must_end.wait()
+        return self._why
 
     async def send_goodbye(self) -> None:
         """Send the last heartbeat, if that can be done quickly: this worker is gone."""
@@ -199,19 +211,7 @@ class HeartbeatSender:
 
     def client(self) -> httpx.AsyncClient:
         """Return a client for requests to the gateway's own routes."""
-        url = urllib.parse.urlsplit(self._address)
-        if url.scheme == "unix":
-            transport = httpx.AsyncHTTPTransport(uds=url.path)
-            return httpx.AsyncClient(base_url="http://localhost", timeout=HEARTBEAT_TIMEOUT_S, transport=transport)
-        context = client_context(self._ca_file) if url.scheme == "https" else False
-        return httpx.AsyncClient(
-            base_url=self._address,
-            timeout=HEARTBEAT_TIMEOUT_S,
-            trust_env=False,
-            verify=context,
-            headers=self._headers,
-            auth=self._auth,
-        )
+        return client_of(self._address, self._ca_file, self._token, self._auth)
 
     async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:
         """Send a heartbeat; return why it failed, or None."""
@@ -219,10 +219,14 @@ class HeartbeatSender:
             response = await self._post(gateway, heartbeat)
         except (httpx.HTTPError, ValueError) as error:
             return str(error) or type(error).__name__
+        if response.status_code == 410:
+            self._end("the gateway has ended this launch of the worker")
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = object_in(response.content)
         self.accepted += 1
+        if answer.get("ends") is True:
+            self._end("the gateway has asked this worker to end")
         if self._accepted(heartbeat):
             self.changed()
         self._registered = heartbeat.registration if answer.get("accepts_short") is True else ""
@@ -289,6 +293,23 @@ class HeartbeatSender:
             return self._host
         self._own_address = await local_address(self._address) or self._own_address
         return self._own_address
+
+
+def client_of(address: str, ca_file: str | None, token: str = "", auth: httpx.Auth | None = None) -> httpx.AsyncClient:
+    """Return a client for requests to the gateway's own routes at a URL, or ``unix:/path``; `token` is shown there."""
+    url = urllib.parse.urlsplit(address)
+    if url.scheme == "unix":
+        transport = httpx.AsyncHTTPTransport(uds=url.path)
+        return httpx.AsyncClient(base_url="http://localhost", timeout=HEARTBEAT_TIMEOUT_S, transport=transport)
+    context = client_context(ca_file) if url.scheme == "https" else False
+    return httpx.AsyncClient(
+        base_url=address,
+        timeout=HEARTBEAT_TIMEOUT_S,
+        trust_env=False,
+        verify=context,
+        headers={"authorization": f"Bearer {token}"} if token else {},
+        auth=auth,
+    )
 
 
 async def local_address(address: str) -> str:

@@ -310,14 +310,14 @@ async def _wait_for_end(
     async with trio.open_nursery() as nursery:
 
         async def until(wait: Callable[[], Awaitable[object]], why: str) -> None:
-            await wait()
-            log.info("%s: shutting down", why)
+            found = await wait()
+            log.info("%s: shutting down", why or found)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(until, launcher_ended.wait, "the launcher is gone")
+        nursery.start_soon(until, worker.asked_to_end.wait, "the gateway has asked this worker to end")
         if sender is not None:
-            why = f"the gateway has accepted no heartbeat for {worker.options.orphan_after_s:g} s"
-            nursery.start_soon(until, sender.orphaned.wait, why)
+            nursery.start_soon(until, sender.wait_for_end, "")
         nursery.start_soon(until, thread.ended.wait, "the engine ended")
         nursery.start_soon(until, signals.__anext__, "told to stop")
         nursery.start_soon(thread.watch_loading)

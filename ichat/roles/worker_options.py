@@ -128,6 +128,10 @@ class Options:
     )
     drain_s: float = _flag(30.0, "the time in which exchanges may end at shutdown (30)")
     stop_s: float = _flag(10.0, "the time in which the engine may end after that (10)")
+    order: str = _flag(
+        "", "start the worker that a gateway has ordered (`ichat.pyz order`), which brings all other flags; with"
+        " --gateway-address alone", metavar="CODE",
+    )  # fmt: skip
     explain_args: bool = _flag(False, "print the engine's arguments, and why, then exit")
     list_flags: bool = _flag(False, "print the engine's flags as JSON, then exit")
 

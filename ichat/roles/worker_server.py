@@ -44,14 +44,15 @@ from ichat.roles.worker_options import Options
 from ichat.roles.worker_reports import LateUsages
 from ichat.roles.worker_sleep import WorkerSleep
 from ichat.security.addresses import address_in
-from ichat.security.auth import CHANGES_MODELS, bearer_of
-from ichat.security.keys import digest_of, proof_of
+from ichat.security.auth import CHANGES_MODELS
+from ichat.security.keys import bearer_of, digest_of, proof_of
 from ichat.security.origins import Site, is_from_here
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 SLEEP_PATHS = (b"/sleep", b"/wake")
+END_PATH = b"/end"
 LOAD_LOOK_S = 0.5
 """How often the engine's lines are read while it loads."""
 GROUP_HEARTBEAT_S = 3.0
@@ -59,7 +60,7 @@ GROUP_HEARTBEAT_S = 3.0
 _PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
 _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
-_NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat", *SLEEP_PATHS}
+_NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat", END_PATH, *SLEEP_PATHS}
 """The paths of requests that the engine's thread leaves to Trio, among those that change something."""
 _WANTED = frozenset((PREFIX_HEADER, USAGE_HEADER))
 """The gateway's headers that the engine's thread reads: the chain, and the request to report the tokens."""
@@ -93,6 +94,8 @@ class WorkerServer:
         self.pids = {os.getpid(): self.id}
         """The worker knows no process but its own."""
         self.draining = False
+        self.asked_to_end = trio.Event()
+        """Set when the gateway has asked this worker to drain and end."""
         self._created = int(time.time())
         self.start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
@@ -172,7 +175,8 @@ class WorkerServer:
 
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer a request: the worker's own routes here, everything else by the engine."""
-        changes_sleep = request.path in SLEEP_PATHS and self._is_of_gateway(request, client)
+        is_of_gateway = self._is_of_gateway(request, client)
+        changes_sleep = request.path in SLEEP_PATHS and is_of_gateway
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
             await self._send_health(request, client)
@@ -186,6 +190,8 @@ class WorkerServer:
             await self._request_heartbeat(request, client)
         elif changes_sleep:
             await self._change_sleep(request, client)
+        elif request.path == END_PATH and is_of_gateway:
+            await self._end(request, client)
         elif not is_read and b"%" in request.path:
             raise errors.bad_request("The path must be written without percent signs.")  # it selects the route
         elif self.draining and not self.thread.is_ready() and self.thread.failure is None:
@@ -258,6 +264,13 @@ class WorkerServer:
             raise errors.draining()
         await (self._sleep.sleep() if request.path == b"/sleep" else self._sleep.wake())
         await client.respond(request, 200, _JSON, json.dumps({"state": self.state()}).encode())
+
+    async def _end(self, request: Request, client: Client) -> None:
+        """Answer, and begin to shut down."""
+        if request.method != b"POST":
+            raise errors.method_not_allowed(request.method.decode("latin-1"), "/end", "POST")
+        await client.respond(request, 200, _JSON, b'{"status": "ok"}')
+        self.asked_to_end.set()
 
     async def _send_models(self, request: Request, client: Client) -> None:
         """Send the answer to `/v1/models` or `/v1/models/NAME`, the same for every engine."""

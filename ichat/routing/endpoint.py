@@ -51,12 +51,15 @@ class EndpointFacts(NamedTuple):
     access: Access | None = None
     reports_usage: bool = False
     """Whether its worker reports how many tokens each request used."""
+    own_proof: bytes = b""
+    """The proof to a worker that has a key of its own; empty: it has the token."""
 
     def proof_headers(self, proof: bytes) -> tuple[tuple[bytes, bytes], ...]:
         """Return the header by which a worker knows that its gateway sends a request; none on a unix socket.
 
-        `proof` is empty if workers have no token.
+        `proof` is empty if workers have no token; a worker with a key of its own gets its own proof.
         """
+        proof = self.own_proof or proof
         return ((PROOF_HEADER, proof),) if proof and self.access is None and self.upstream.port else ()
 
 
@@ -155,10 +158,12 @@ class Endpoint:
     """Called when its last request in flight ends."""
 
     def __attrs_post_init__(self) -> None:
-        self._note_facts()
+        self.facts = EndpointFacts(self.id, self.upstream, self.route, self.access, self.reports_usage)
 
     def _note_facts(self) -> None:
-        self.facts = EndpointFacts(self.id, self.upstream, self.route, self.access, self.reports_usage)
+        self.facts = EndpointFacts(
+            self.id, self.upstream, self.route, self.access, self.reports_usage, self.facts.own_proof
+        )
 
     def reconfigure(self, upstream: Upstream, access: Access | None, route: RequestTransform | None = None) -> None:
         """Use other certificates and keys of the same upstream for later requests, and keep the counts."""
@@ -172,6 +177,11 @@ class Endpoint:
         self.upstream = upstream
         self._note_facts()
         self.forget_probes()
+
+    def use_proof(self, own_proof: bytes) -> None:
+        """Prove to its worker by this that its gateway asks; empty: by the token."""
+        if own_proof != self.facts.own_proof:
+            self.facts = self.facts._replace(own_proof=own_proof)
 
     def limit(self, in_flight_max: int) -> None:
         """Send it at most this many requests at the same time."""

@@ -130,6 +130,22 @@ class Networks:
         return bool(having) and not (address.is_unspecified or address.is_multicast)
 
 
+def address_behind(forwarded: Sequence[bytes], proxies: Networks) -> str:
+    """Return the last address that is no trusted proxy's, of those that proxies have added in turn."""
+    for given in reversed(b",".join(forwarded).decode("latin-1").split(",")):
+        word = given.strip()
+        if word.startswith("["):
+            word = word[1:].partition("]")[0]
+        elif word.count(":") == 1:  # some add the port
+            word = word.partition(":")[0]
+        address = normalized(word)
+        if not is_address(address) or "%" in address:
+            break
+        if address not in proxies:
+            return address
+    return "invalid"
+
+
 def worker_address(host: str, found: Sequence[str], networks: Networks, sender: str, *, is_relayed: bool) -> str:
     """Return the address of a worker at `host`, of its addresses `found`, for a heartbeat that `sender` sent.
 

@@ -25,16 +25,16 @@ from ichat.security.addresses import (
     SELDOM,
     Networks,
     Sender,
+    address_behind,
     address_in,
-    is_address,
     is_loopback,
-    normalized,
     sender_of,
     worker_address,
 )
-from ichat.security.keys import digest_of, key_in, proof_of
+from ichat.security.keys import bearer_of, digest_in, digest_of, key_in, proof_of
 from ichat.security.origins import Page, Site, is_from_here
 from ichat.security.rules import Rule
+from ichat.security.worker_keys import KnowsWorkerKeys, WorkerKey
 from ichat.texts import NAMED_MAX, some_of
 
 Kind = Literal["anonymous", "invalid", "data", "admin", "worker", "own"]
@@ -84,6 +84,8 @@ class Caller:
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
     page: Page = attrs.field(factory=Page)
     """The page that sent it, if a page did, as far as it has no key that is known."""
+    worker: WorkerKey | None = None
+    """The worker with the key that it has sent; None: it has sent no key of a single worker."""
 
     key_name: str = attrs.field(init=False)
     """The name of the client's key; empty: it has none, or needs none."""
@@ -96,21 +98,22 @@ class Caller:
         object.__setattr__(self, "fairness_key", name or party_of(self.address))
 
 
-def bearer_of(value: bytes) -> bytes:
-    """Return the key in an `Authorization` (RFC 6750), or the whole value if it is of another kind."""
-    scheme, _, given = value.partition(b" ")
-    return given.strip() if scheme.lower() == b"bearer" else value
-
-
 def encode_caller(caller: Caller) -> bytes:
-    """Return the facts that the control plane needs about a caller, for CALLER_HEADER."""
+    """Return the facts that the control plane needs about a caller, for CALLER_HEADER.
+
+    A worker's own key is valid for none of its routes: the front door answers those of workers.
+    """
+    kind = "invalid" if caller.worker is not None else caller.kind
     where = "here" if caller.is_local else "relayed" if caller.is_relayed else "elsewhere"
     page = "listed" if caller.page.is_listed else "any"
-    return f"{caller.kind} {where} {caller.key_name} {caller.address} {page} {caller.page.objection or '-'}".encode()
+    return f"{kind} {where} {caller.key_name} {caller.address} {page} {caller.page.objection or '-'}".encode()
 
 
 class Auth:
     """The keys, networks and rules of the configuration in force: a single object for the gateway's life."""
+
+    worker_keys: KnowsWorkerKeys | None = None
+    """Knows the keys of single workers; a configuration does not change them."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class Auth:
         self.proxies = Networks(security.trusted_proxies)
         self.worker_networks = Networks(security.worker_networks)
         self._open_metrics = security.open_metrics
-        self._admin = _digest(security.admin_key_hash, security.admin_key_env, "security.admin_key_env")
+        self._admin = digest_in(security.admin_key_hash, security.admin_key_env, "security.admin_key_env")
         token = security.join_token_env
         self.token = key_in(token, "security.join_token_env").encode() if token is not None else b""
         """The token that workers send when they join; empty: there is none."""
@@ -141,7 +144,7 @@ class Auth:
         self._token = digest_of(self.token) if self.token else None
         self._keys: dict[bytes, ClientKey] = {}
         for index, key in enumerate(security.keys):
-            digest = _digest(key.key_hash, key.key_env, f"security.keys[{index}].key_env")
+            digest = digest_in(key.key_hash, key.key_env, f"security.keys[{index}].key_env")
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
             self._keys[digest] = ClientKey(key.name, models, key.metrics, key.engine_control)
@@ -169,6 +172,10 @@ class Auth:
     def is_proxy(self, peer: str) -> bool:
         """Return whether a connection from `peer` is from a proxy that is trusted to name its clients."""
         return address_in(peer) in self.proxies
+
+    def use_worker_keys(self, keys: KnowsWorkerKeys) -> None:
+        """Know the keys of single workers from now on."""
+        self.worker_keys = keys
 
     @property
     def has_admin_key(self) -> bool:
@@ -232,23 +239,31 @@ class Auth:
                 is_forwarded = True
                 if name == b"x-forwarded-for":
                     forwarded.append(value)
-        kind, key = self._kind(credentials)
+        kind, key, worker = self._kind(credentials)
         page = self.site.page(version, headers) if kind in ("anonymous", "invalid") else Page()
         is_here = not self.has_keys and address not in self.proxies and version == b"1.1"
         is_here = is_here and is_from_here(headers, address, page)
         if is_forwarded and address in self.proxies:
-            address = self._behind(forwarded)
+            address = address_behind(forwarded, self.proxies)
         elif is_forwarded:
             is_relayed = True
-        return Caller(kind, address, is_here, key, is_relayed, page=page)
+        return Caller(kind, address, is_here, key, is_relayed, page=page, worker=worker)
 
-    def _kind(self, credentials: Sequence[bytes]) -> tuple[Kind, ClientKey | None]:
+    def _kind(self, credentials: Sequence[bytes]) -> tuple[Kind, ClientKey | None, WorkerKey | None]:
         """Return the kind and owner of these keys: the first that is known counts."""
         for credential in credentials:
             kind, key = self._owner(credential)
             if kind != "invalid":
-                return kind, key
-        return ("invalid" if any(credentials) else "anonymous"), None
+                return kind, key, None
+        if (worker := self._worker(credentials)) is not None:
+            return "worker", None, worker
+        return ("invalid" if any(credentials) else "anonymous"), None, None
+
+    def _worker(self, credentials: Sequence[bytes]) -> WorkerKey | None:
+        """Return the worker with a key of its own among these: the key is found by its digest, as a client's is."""
+        keys = self.worker_keys
+        found = [keys.key_of(digest_of(one)) for one in credentials] if keys is not None else []
+        return next((one for one in found if one is not None), None)
 
     def _owner(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
         """Return the kind and owner of a key.
@@ -269,21 +284,6 @@ class Auth:
         if self._secret is not None and hmac.compare_digest(self._secret, digest):
             return "own", None
         return "invalid", None
-
-    def _behind(self, forwarded: Sequence[bytes]) -> str:
-        """Return the last address that is no trusted proxy's, of those that proxies have added in turn."""
-        for given in reversed(b",".join(forwarded).decode("latin-1").split(",")):
-            word = given.strip()
-            if word.startswith("["):
-                word = word[1:].partition("]")[0]
-            elif word.count(":") == 1:  # some add the port
-                word = word.partition(":")[0]
-            address = normalized(word)
-            if not is_address(address) or "%" in address:
-                break
-            if address not in self.proxies:
-                return address
-        return "invalid"
 
     def decode_caller(self, text: str | None) -> Caller:
         """Return the caller that `encode_caller` has written.
@@ -319,6 +319,8 @@ class Auth:
             self._check_read(caller)
 
     def _check_join(self, caller: Caller) -> None:
+        if caller.worker is not None and caller.worker.is_ended:
+            raise errors.launch_ended(caller.worker.worker_id, caller.worker.launch)
         if caller.is_managed_worker or caller.kind == "worker":
             return
         if self._token is not None:
@@ -373,13 +375,8 @@ _CHECKS: Mapping[Rule, Callable[[Auth, Caller], None]] = {
     "read": Auth._check_read,
     "write": Auth._check_write,
     "join": Auth._check_join,
+    "order": lambda _auth, _caller: None,
 }
-
-
-def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None:
-    if hash_ is not None:
-        return bytes.fromhex(hash_.partition(":")[2])
-    return None if variable is None else digest_of(key_in(variable, where).encode())
 
 
 def _refusal(caller: Caller, wanted: str, more: str = "") -> errors.ApiError:

@@ -3,9 +3,11 @@
 It is replaced as a whole, or not at all, and is on the disk before a key is given out.
 """
 
+import itertools
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any, cast
 
 from ichat.config.checks import is_key_hash
@@ -64,12 +66,16 @@ def _read_old(table: dict[str, Any] | None) -> OldSecret | None:
 
 def save_keys(path: str, made: MadeKeys) -> None:
     """Write all of them; it blocks until the disk has them. Raises OSError."""
+    # Thousands of keys are not written as a single text.
+    lines = ((",\n" if number else "\n") + one.line for number, one in enumerate(made.by_name.values()))
+    replace_private_file(path, itertools.chain((f'{{"version": {VERSION}, "keys": [',), lines, ("]}\n",)))
+
+
+def replace_private_file(path: str, parts: Iterable[str]) -> None:
+    """Write a text in parts to a file that is for this user alone; it blocks until the disk has it. Raises OSError."""
     written = f"{path}.new"
     with open(written, "w", encoding="utf-8", opener=private) as file:
-        file.write(f'{{"version": {VERSION}, "keys": [')
-        # Thousands of keys are not written as a single text.
-        file.writelines((",\n" if number else "\n") + one.line for number, one in enumerate(made.by_name.values()))
-        file.write("]}\n")
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     os.replace(written, path)

@@ -50,6 +50,12 @@ def proof_of(token: bytes) -> bytes:
     return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
 
 
+def bearer_of(value: bytes) -> bytes:
+    """Return the key in an `Authorization` (RFC 6750), or the whole value if it is of another kind."""
+    scheme, _, given = value.partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else value
+
+
 class Seal:
     """Signs texts that this process sends to itself: no other process can sign them."""
 
@@ -95,6 +101,13 @@ def key_in(variable: str, where: str) -> str:
             " start: a later variable needs a restart.",
         )
     return key
+
+
+def digest_in(hash_: str | None, variable: str | None, where: str) -> bytes | None:
+    """Return the digest of a key that is given by its hash or by a variable; None if by neither. Raises Exit 64."""
+    if hash_ is not None:
+        return bytes.fromhex(hash_.partition(":")[2])
+    return None if variable is None else digest_of(key_in(variable, where).encode())
 
 
 def hand_over(token: str) -> int:

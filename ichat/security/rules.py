@@ -7,12 +7,13 @@ from urllib.parse import unquote
 
 from ichat.config.package_data import read_toml
 
-Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
+Rule = Literal["open", "data", "models", "metrics", "read", "write", "join", "order"]
 """The key that a route asks for.
 
 `open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `write`: the operator's
 key, or the gateway's own secret. `read`: the same, but nothing where no key of any kind is configured. `metrics`: as
-`read`, unless `security.open_metrics`. `join`: the token, or the secret.
+`read`, unless `security.open_metrics`. `join`: the token, the secret, or a worker's own key. `order`: a code
+in the body, which the route itself checks.
 """
 
 ROUTES: Mapping[tuple[str, str], Rule] = {

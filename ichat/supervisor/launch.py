@@ -66,24 +66,34 @@ def command_of(
 
     `has_gpus` says whether the machine has any.
     """
-    limits, timeouts, address = config.limits, config.timeouts, worker.tcp_address()
-    keeps = worker.on_gateway_exit == "keep"
+    address, keeps = worker.tcp_address(), worker.on_gateway_exit == "keep"
+    place = [
+        f"--gateway-address=unix:{control}",
+        *(["--port=none"] if address is None else [f"--host={address[0]}", f"--port={address[1]}"]),
+        f"--unix-socket={unix_socket}",
+        f"--orphan-after-s={config.timeouts.orphan_after_s if keeps else 0:g}",
+    ]
+    return command_at(config, worker, worker_id, place, has_gpus=has_gpus)
+
+
+def command_at(
+    config: Config, worker: ManagedWorkerConfig, worker_id: str, place: Sequence[str], *, has_gpus: bool
+) -> list[str]:
+    """Return the command of a worker; `place` has the flags for its gateway and the addresses where it listens."""
+    limits, timeouts = config.limits, config.timeouts
     return [
         *own_command(python_of(config, worker)),
         "worker",
         f"--backend={worker.backend}",
         f"--worker-id={worker_id}",
-        f"--gateway-address=unix:{control}",
+        *place,
         f"--heartbeat-interval={worker.heartbeat_interval:g}",
         f"--served-model-name={worker.model_name}",
-        *(["--port=none"] if address is None else [f"--host={address[0]}", f"--port={address[1]}"]),
-        f"--unix-socket={unix_socket}",
         f"--log-streaming={'true' if worker.log_streaming else 'false'}",
         f"--responses-max={worker.responses_max}",
         f"--reasoning-field={worker.reasoning_field}",
         f"--prefix-reports={worker.prefix_reports}",
         *(["--media-domains", *worker.media_domains] if worker.media_domains else []),
-        f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
         # the gateway's own bounds: its worker must accept every request that it lets through
         f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
         f"--body-bytes-max={limits.body_bytes_max}",

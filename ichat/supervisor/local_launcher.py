@@ -10,18 +10,18 @@ import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.hardware.gpus import GpuReader
+from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.observability.logs.journal import JOURNAL
 from ichat.observability.logs.pipes import OUTPUT
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.facts import Facts, KnownPythons, collect_facts
 from ichat.supervisor import processes
 from ichat.supervisor.kept import LAUNCHER, KeptDescriptors, Start
-from ichat.supervisor.launch import devices_of, environment_of, python_of
+from ichat.supervisor.launch import command_of, devices_of, environment_of, python_of, token_of
 from ichat.supervisor.launcher import Order
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.state import SavedManagedWorker, StateDirectory
-from ichat.supervisor.worker_process import SweepTimes, WorkerProcess
+from ichat.supervisor.worker_process import ProcessPlace, SweepTimes, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,14 @@ class LocalLauncher:
 
     async def start(self, order: Order) -> WorkerProcess:
         """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
-        worker_id = order.worker_id
+        worker_id, socket, control = order.worker_id, self.socket_of(order.worker_id), self._state.control_socket
+        command = command_of(order.config, order.spec, worker_id, socket, control, has_gpus=has_nvidia())
         output, process = self.logs.begin(worker_id, is_kept=self._kept.is_shared), None
         try:
-            process = await WorkerProcess.spawn(order, self._state, output=output, gpus=self._gpus, times=self._times)
+            process = await WorkerProcess.spawn(
+                order, self._place(worker_id), command, token=token_of(order.config), output=output,
+                gpus=self._gpus, times=self._times,
+            )  # fmt: skip
             self._keep(worker_id, process)
             return process
         finally:
@@ -78,6 +82,9 @@ class LocalLauncher:
             if process is None:
                 with trio.CancelScope(shield=True):
                     await self.logs.end(worker_id)
+
+    def _place(self, worker_id: str) -> ProcessPlace:
+        return ProcessPlace(self._state.mark_of(worker_id), self.socket_of(worker_id))
 
     def _keep(self, worker_id: str, process: WorkerProcess) -> None:
         """Have the descriptors of a new process outlive this process, if that can be."""
@@ -118,7 +125,7 @@ class LocalLauncher:
 
     def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> WorkerProcess:
         """Go on with a process that an earlier gateway has started."""
-        process = WorkerProcess(worker_id, spec, adopted, self._state, gpus=self._gpus, times=self._times)
+        process = WorkerProcess(worker_id, spec, adopted, self._place(worker_id), gpus=self._gpus, times=self._times)
         process.held.callback(self._kept.drop, (worker_id, process.identity))
         if not self.logs.is_piped(worker_id):
             self.logs.resume(worker_id)

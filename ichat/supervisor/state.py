@@ -2,9 +2,10 @@
 
 `lock` is held while it runs, and `term` has the number of its start. `secret` identifies its own user
 (`config/own_secret.py`). `control` is the socket of its control plane; `sockets/` has those of its workers, `relays/`
-those of its relays, `logs/` the workers' lines. `workers.json` has known workers, and
-`keys.json` the keys that were made over the API (`security/key_file.py`). `learnt.json` has the memory of models at
-their last loads (`memory_learner.py`). A file is replaced as a whole, or not at all.
+those of its relays, `logs/` the workers' lines. `workers.json` has known workers, `keys.json` the keys that were made
+over the API (`security/key_file.py`), `orders.json` the orders for workers on other machines (`fleet/order_file.py`),
+and `learnt.json` the memory of models at their last loads (`memory_learner.py`). A file is replaced as a whole, or not
+at all.
 """
 
 import contextlib
@@ -39,12 +40,12 @@ UNIX_PATH_BYTES_MAX = 107
 VERSION = 1
 WORKERS_FILE = "workers.json"
 TERM_FILE = "term"
-PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
+PRIVATE_FILES = (WORKERS_FILE, "keys.json", "orders.json", "usage.sqlite3", SECRET_FILE)
 """Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset((
     "lock", "secret", "control", "inner", "takeover", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
-    "starts", "learnt",
+    "starts", "learnt", "orders",
 ))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 
@@ -148,6 +149,11 @@ class StateDirectory:
     def keys_file(self) -> str:
         """Where the keys are that were made over the API."""
         return os.path.join(self.path, "keys.json")
+
+    @property
+    def orders_file(self) -> str:
+        """Where the orders for workers on other machines are."""
+        return os.path.join(self.path, "orders.json")
 
     def socket_of(self, worker_id: str) -> str:
         """Return where a managed worker listens: the same at every start, and short for every id."""

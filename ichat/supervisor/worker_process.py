@@ -8,21 +8,21 @@ import logging
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 
 import attrs
 import psutil
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.hardware.gpus import GpuReader, has_nvidia
+from ichat.hardware.gpus import GpuReader
 from ichat.listeners import wait_any
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
-from ichat.supervisor.launch import command_of, environment_of, token_of
+from ichat.supervisor.launch import environment_of
 from ichat.supervisor.launcher import Order
 from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
-from ichat.supervisor.state import StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,16 @@ class SweepTimes:
     gpu_poll_s: float = 0.5
 
 
+@attrs.frozen
+class ProcessPlace:
+    """The marks by which the processes of a worker are found on a machine."""
+
+    mark: str
+    """In the environment of each of them (`WORKER_VARIABLE`)."""
+    socket: str = ""
+    """The unix socket on which the worker listens, removed at its end; empty: none."""
+
+
 class WorkerProcess:
     """The first process of a start of a worker, with everything that stems from it."""
 
@@ -47,7 +57,7 @@ class WorkerProcess:
         worker_id: str,
         spec: ManagedWorkerConfig,
         process: trio.Process | AdoptedProcess,
-        state: StateDirectory,
+        place: ProcessPlace,
         *,
         gpus: GpuReader,
         times: SweepTimes,
@@ -59,8 +69,7 @@ class WorkerProcess:
         self.is_adopted = isinstance(process, AdoptedProcess)
         self._worker_id = worker_id
         self._process = process
-        self._socket = state.socket_of(worker_id)
-        self._mark = state.mark_of(worker_id)
+        self._place = place
         self._gpus = gpus
         self._times = times
         self.launcher: int | None = None
@@ -77,16 +86,19 @@ class WorkerProcess:
     async def spawn(
         cls,
         order: Order,
-        state: StateDirectory,
+        place: ProcessPlace,
+        command: Sequence[str],
         *,
+        token: str,
         output: int,
         gpus: GpuReader,
         times: SweepTimes,
     ) -> "WorkerProcess":
-        """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be."""
+        """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be.
+
+        `token` is that of its gateway, or the worker's own key; empty: there is none.
+        """
         worker_id, spec, config = order.worker_id, order.spec, order.config
-        socket, control = state.socket_of(worker_id), state.control_socket
-        command = command_of(config, spec, worker_id, socket, control, has_gpus=has_nvidia())
         log.info("starting worker %s: %s", worker_id, shown(command))
         watched = launcher = token_fd = None
         with contextlib.ExitStack() as held, contextlib.ExitStack() as given:
@@ -94,19 +106,19 @@ class WorkerProcess:
                 watched, launcher = os.pipe()
                 given.callback(os.close, watched)
                 held.callback(os.close, launcher)
-            if token := token_of(config):
+            if token:
                 token_fd = hand_over(token)
                 given.callback(os.close, token_fd)
             process = await trio.lowlevel.open_process(
                 command,
-                env=environment_of(config, spec, state.mark_of(worker_id), watched, token_fd),
+                env=environment_of(config, spec, place.mark, watched, token_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
                 pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
             )
-            spawned = cls(worker_id, spec, process, state, gpus=gpus, times=times)
+            spawned = cls(worker_id, spec, process, place, gpus=gpus, times=times)
             spawned.launcher, spawned.held = launcher, held.pop_all()
             return spawned
 
@@ -158,7 +170,7 @@ class WorkerProcess:
                 await self.wait()
         left = await self.sweep(family)
         with contextlib.suppress(OSError):
-            os.unlink(self._socket)
+            os.unlink(self._place.socket)
         await self._wait_for_gpus(pids)
         if left:
             log.error("processes of worker %s are still there: %s", self._worker_id, left)
@@ -170,7 +182,7 @@ class WorkerProcess:
         deadline = trio.current_time() + self._times.sweep_s
 
         def find() -> list[psutil.Process]:
-            found = [*processes.session_members(self.pid), *marked(self._mark)]
+            found = [*processes.session_members(self.pid), *marked(self._place.mark)]
             return list({one.pid: one for one in [*found, *filter(processes.is_alive, family)]}.values())
 
         while True:

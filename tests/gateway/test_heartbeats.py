@@ -42,7 +42,13 @@ async def test_no_framework_is_asked(no_control_plane, gateway_to, connect, path
     assert (await client.get(b"/v1/models"))[0] == 502
     status, answer = await send(client, NEEDED, path)
     assert (status, answer.pop("status"), bool(answer.pop("gateway_id"))) == (200, "registered", True)
-    assert answer == {"heartbeat_interval": 30.0, "lost": [], "wants_machine": True, "accepts_short": True}
+    assert answer == {
+        "heartbeat_interval": 30.0,
+        "lost": [],
+        "wants_machine": True,
+        "accepts_short": True,
+        "ends": False,
+    }
     assert (await send(client, NEEDED, path))[1]["status"] == "ok"
     for body in (b"x", b"[" * 100_000, b"{}", b'{"worker_id": "?"}', b"[]"):
         status, answer = await send(client, body, path)

@@ -112,7 +112,7 @@ def test_every_route_says_what_key_it_takes(said):
     rules = {
         (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
     }
-    keys = {"data": ["client"], "models": ["client", "admin"], "join": ["worker"], "open": []}
+    keys = {"data": ["client"], "models": ["client", "admin"], "join": ["worker"], "open": [], "order": []}
     for path, item in said["paths"].items():
         for method in item.keys() - {"parameters"}:
             wanted = keys.get(rules.get((method, path), "data"), ["admin"])

@@ -377,7 +377,7 @@ async def test_time_without_a_beat_does_not_make_an_orphan(serve, nursery, autoj
     reporter = make_reporter(port, heartbeat_interval=3600.0, orphan_after_s=2.5)
 
     async def note():
-        await reporter.orphaned.wait()
+        await reporter.wait_for_end()
         orphaned_after.append(len(gateway.requests))
         nursery.cancel_scope.cancel()
 

@@ -84,7 +84,7 @@ async def test_a_short_heartbeat_changes_the_status_alone(site, autojump_clock):
     answer = await site.send(SHORT, progress={"running": 2, "steps": 7}, machine={"id": "a", "name": "b"})
     assert answer == {
         "status": "ok", "gateway_id": "g", "heartbeat_interval": 3.0, "lost": [], "wants_machine": False,
-        "accepts_short": True,
+        "accepts_short": True, "ends": False,
     }  # fmt: skip
     status = {"state": "ready", "phase": "", "progress": {"running": 2, "steps": 7}}
     assert site.known() == attrs.evolve(before, **status)

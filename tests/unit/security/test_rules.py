@@ -36,6 +36,7 @@ def test_the_methods_of_a_path_are_those_with_a_rule():
 
 
 def test_every_route_that_changes_something_needs_more_than_reading():
-    """Except the question where a request would go, which has a body."""
+    """Except the question where a request would go, which has a body. The key of an order is the code in the body."""
     changing = {rule for (method, path), rule in ROUTES.items() if method != "GET" and path != "/v1/admin/route"}
-    assert changing == {"write", "join"}
+    assert changing == {"write", "join", "order"}
+    assert [path for (_, path), rule in ROUTES.items() if rule == "order"] == ["/v1/workers/order"]
