@@ -35,6 +35,7 @@ from ichat.supervisor.managed_worker import Earlier, ManagedWorker, holders_befo
 from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
 from ichat.supervisor.reload_plan import Change, changes_of_workers
 from ichat.supervisor.restarts import Restarts
+from ichat.supervisor.scaler import Scaler
 from ichat.supervisor.state import (
     HandedWorkers,
     SavedManagedWorker,
@@ -81,6 +82,8 @@ class Supervisor:
             self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
         )
         """Changes the numbers of copies."""
+        self.scaler = Scaler(self._context, balancer, self._workers, self.copies)
+        """Adds and ends copies by the load."""
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -137,6 +140,7 @@ class Supervisor:
             nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
             nursery.start_soon(self._restarts.run_forever)
+            nursery.start_soon(self.scaler.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
@@ -305,7 +309,7 @@ class Supervisor:
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         running = [self.copies.running(one) for one in self._workers.values() if not one.is_leaving]
-        wanted = each_copy(self._numbers.tables(config))
+        wanted = self.copies.wanted(config)
         engines = self._context.config.engines, config.engines
         return changes_of_workers(running, wanted, *engines, restart_failed=restart_failed)
 
