@@ -63,6 +63,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/relays/timers.py",
     "ichat/relays/wire.py",
     "ichat/supervisor/loader.py",
+    "ichat/supervisor/scaler.py",
     "ichat/supervisor/managed_worker.py",
     "ichat/supervisor/memory.py",
     "ichat/supervisor/memory_learner.py",

@@ -20,7 +20,7 @@ from ichat.admin import views
 from ichat.admin.config_state import ConfigState
 from ichat.admin.key_views import KeyLimits, KeyList, KeyUsage, KeyView, NewKey, WithdrawnKey
 from ichat.config.package_data import read_toml
-from ichat.config.replicas import Replicas
+from ichat.config.replicas import Replicas, Scale
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.engine import EngineFlag, Progress
 from ichat.fleet.explain import RouteView
@@ -327,7 +327,7 @@ def taken(owner: type[Any]) -> Schema:
 def _default_of(field: "attrs.Attribute[Any]") -> Any:
     factory = getattr(field.default, "factory", None)
     default = factory() if factory is not None else field.default
-    return attrs.asdict(default) if isinstance(default, Replicas) else default
+    return attrs.asdict(default) if isinstance(default, Replicas | Scale) else default
 
 
 def list_of(schema: Schema) -> Schema:

@@ -81,6 +81,8 @@ def show_route(screen: Screen, view: Json) -> None:
     screen.line(sentence_of(view))
     if load := object_of(view.get("load")):
         screen.line(sentence_of_load(load))
+    if scale := object_of(view.get("scale")):
+        screen.line(sentence_of_scale(scale))
 
 
 def _show_plan(screen: Screen, view: Json) -> None:
@@ -133,6 +135,18 @@ def sentence_of_load(load: Json) -> str:
     expected_s = load.get("expected_s")
     takes = f" That takes about {duration(expected_s)}." if expected_s is not None else ""
     return one_line(f"Loading it {does}.{takes}")
+
+
+def sentence_of_scale(scale: Json) -> str:
+    """Return the number of copies in sentences, with the load, and how that number last changed."""
+    counts = ", ".join(f"{scale.get(name)} {name}" for name in ("ready", "starting", "draining") if scale.get(name))
+    load, busy_s, changed = scale.get("load"), scale.get("busy_s"), scale.get("changed")
+    told = "not known now" if load is None else f"{load:.1f} of {scale.get('ready')} copies"
+    busy = f", busy for {duration(busy_s)}" if busy_s is not None else ""
+    last = f" It last went {changed} {duration(scale.get('changed_s'))} ago ({scale.get('changed_reason')})."
+    bounds = f"{scale.get('min')} to {scale.get('max')}"
+    words = f"Its copies: {counts or 'none'}, of {bounds}; the load is {told}{busy} ({scale.get('reason')})."
+    return one_line(words + (last if changed else ""))
 
 
 def _eviction(one: Json) -> str:

@@ -114,3 +114,13 @@ class AliasConfig:
     def is_other(self) -> bool:
         """Whether the name stands for other models than the one of that name."""
         return any(target.model != self.name for target in self.targets)
+
+
+@frozen
+class SwapSetConfig:
+    """`[[swap_sets]]`: models of which only some may be loaded at once."""
+
+    members: list[str] = checked(checks.are_model_names)
+    """Models of on-demand workers."""
+    loaded_max: int = checked(Between(1, 1_000_000), 1)
+    """How many of them may be loaded at once."""

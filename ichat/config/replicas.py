@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ichat.config.strict import shown
+from ichat.config.strict import Between, checked, shown
 
 REPLICAS_MAX = 64
 """The most copies of a managed worker."""
@@ -29,6 +29,20 @@ class Replicas:
 
     def __str__(self) -> str:
         return str(self.min) if self.min == self.max else f"{self.min} to {self.max}"
+
+
+@frozen
+class Scale:
+    """When copies are added, and when a copy ends, between the bounds of their number."""
+
+    busy: float = checked(Between(0.05, 1), 0.8)
+    """The share of their engines in use from which copies are added."""
+    wait_s: float = checked(Between(0.1, 3600), 2.0)
+    """Seconds for which a request waits at the gateway until a copy is added."""
+    up_s: float = checked(Between(0, 3600), 10.0)
+    """Seconds for which the copies are busy until a copy is added."""
+    down_s: float = checked(Between(1, 86400), 300.0)
+    """Seconds for which fewer copies would do, and their number has not changed, until a copy ends."""
 
 
 def are_replicas(value: Replicas) -> None:

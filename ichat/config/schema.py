@@ -11,9 +11,9 @@ from attrs import field, frozen
 
 from ichat.config import checks
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
-from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
+from ichat.config.models import AliasConfig, ShadowConfig, SwapSetConfig, TargetConfig
 from ichat.config.openai_params import check_paths
-from ichat.config.replicas import REPLICAS_SCHEMA, Replicas, are_replicas
+from ichat.config.replicas import REPLICAS_SCHEMA, Replicas, Scale, are_replicas
 from ichat.config.strict import Between, checked, one_of
 from ichat.config.usage import PRICE, Price, UsageSettings
 
@@ -251,6 +251,8 @@ class ManagedWorkerConfig:
     """GPU numbers as nvidia-smi shows them; None: all of them."""
     replicas: Replicas = checked(are_replicas, Replicas(1, 1), REPLICAS_SCHEMA, reload="now")
     """The number of copies, or its bounds `min` and `max`; a `min` of 0 means that the model is loaded on demand."""
+    scale: Scale = field(default=Scale(), metadata={"reload": "now"})
+    """When copies are added, and when a copy ends, between the bounds of `replicas`."""
     host: str | None = None
     """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
     port: int | None = checked(_PORT, None)
@@ -296,16 +298,6 @@ class ManagedWorkerConfig:
         if self.host is None and self.port is None:
             return None
         return "127.0.0.1" if self.host is None else self.host, self.port or 0
-
-
-@frozen
-class SwapSetConfig:
-    """`[[swap_sets]]`: models of which only some may be loaded at once."""
-
-    members: list[str] = checked(checks.are_model_names)
-    """Models of on-demand workers."""
-    loaded_max: int = checked(_COUNT, 1)
-    """How many of them may be loaded at once."""
 
 
 @frozen
@@ -386,5 +378,5 @@ class Config:
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
-    Replicas, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
+    Replicas, Scale, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from ichat.config.schema import Routing
-from ichat.fleet.load_view import LoadView
+from ichat.fleet.load_view import LoadView, ScaleView
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import State, WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
@@ -116,6 +116,8 @@ class RouteView:
     """Those models, if it does: its targets, then its fallbacks. Without a session, the plan of the largest share."""
     load: LoadView | None = None
     """The load that the model would need; None: it is loaded, or not loaded on demand."""
+    scale: ScaleView | None = None
+    """The number of its copies and the last decision about it; None: its load does not change that number."""
 
 
 def explain(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import attrs
 
 from ichat.config.strict import Between
+from ichat.protocol.messages import Count
 
 
 @attrs.frozen
@@ -28,6 +29,30 @@ class ObstacleView:
     model: str
     why: str
     """In a few words, to be put after the worker's name."""
+
+
+@attrs.frozen
+class ScaleView:
+    """The number of copies of a model, and the last decision about it."""
+
+    min: Count
+    max: Count
+    ready: Count
+    starting: Count
+    draining: Count
+    """Copies that get no more requests, and end after their last request."""
+    load: Annotated[float, Between(0)] | None
+    """The load in copies; null: not known now, so that nothing changes."""
+    reason: str
+    """Why the number is as it is: `steady`, `busy`, `waiting`, `idle`, `unknown`, `failing`, `full`, `below_min` or
+    `above_max`."""
+    busy_s: Annotated[float, Between(0)] | None
+    """Seconds for which all samples have been busy; None: the last sample was not."""
+    changed: Literal["up", "down", "stay"] | None
+    """The direction of the last change; None: there was none."""
+    changed_reason: str | None
+    changed_s: Annotated[float, Between(0)] | None
+    """Seconds since the last change."""
 
 
 @attrs.frozen

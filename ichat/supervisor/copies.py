@@ -1,11 +1,13 @@
 """The copies of managed workers: how many are wanted, which number each has, and changes of that by operators."""
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
 from ichat import errors
-from ichat.config.copies import contradictions_of_replicas, with_replicas
+from ichat.config.copies import contradictions_of_replicas, count_of, with_replicas
 from ichat.config.replicas import Replicas
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
@@ -15,6 +17,8 @@ from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.reload_plan import Running, in_order_of_stay
 from ichat.supervisor.restarts import Restarts, StartWorker
 from ichat.supervisor.state import SetReplicas
+
+log = logging.getLogger(__name__)
 
 
 @frozen
@@ -116,6 +120,33 @@ class Copies:
             requests=endpoint.in_flight if endpoint is not None else 0,
         )  # fmt: skip
 
+    def wanted(self, config: Config) -> list[ManagedWorkerConfig]:
+        """Return each table of a configuration once for each of its copies; as many as there are, if bounds allow."""
+        ours = [one for one in self._workers.values() if not (one.is_launched or one.is_leaving)]
+        there = Counter(one.spec.model_name for one in ours if not self._restarts.new_id(one.id))
+        tables = self._numbers.tables(config)
+        named = Counter(table.model_name for table in tables)
+        return [
+            table
+            for table in tables
+            for _ in range(count_of(table.replicas, there[table.model_name] if named[table.model_name] == 1 else 0))
+        ]
+
+    def is_changing(self, ours: Sequence[ManagedWorker]) -> bool:
+        """Return whether one of these copies is being restarted after a reload."""
+        under_way = self._restarts.under_way()
+        return any(one.id in under_way for one in ours)
+
+    def add(self, like: ManagedWorker, count: int) -> None:
+        """Start this many copies with the table of a worker."""
+        for _ in range(count):
+            self._start(like.spec, is_launched=like.is_launched)
+
+    def end(self, worker: ManagedWorker) -> None:
+        """End a copy that has no requests, or cannot serve."""
+        log.info("worker %s ends: fewer copies of %s are needed", worker.id, worker.spec.model_name)
+        self._remove(worker)
+
     def scale(self, model: str, replicas: Replicas) -> ScaledCopies:
         """Change the number of copies of a model: until a reload names another number, or for good if it was launched.
 
@@ -128,12 +159,13 @@ class Copies:
             tables = self._context.config.managed_workers
             self._numbers.set(next(one for one in tables if one.model_name == model), replicas)
         there = [self._workers[one.worker_id] for one in in_order_of_stay(map(self.running, ours))]
-        stay, ending = there[: replicas.wanted], there[replicas.wanted :]
+        count = count_of(replicas, len(there))
+        stay, ending = there[:count], there[count:]
         for one in stay:
             one.update(with_replicas(one.spec, replicas))
         for one in ending:
             self._remove(one)
-        started = [self._start(changed, is_launched=is_launched) for _ in range(replicas.wanted - len(stay))]
+        started = [self._start(changed, is_launched=is_launched) for _ in range(count - len(stay))]
         self.number()
         self._context.memory.save_soon()
         return ScaledCopies([one.id for one in started], [one.id for one in ending])

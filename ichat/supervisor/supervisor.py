@@ -36,6 +36,7 @@ from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
 from ichat.supervisor.memory_learner import MemoryLearner
 from ichat.supervisor.reload_plan import Change, changes_of_workers
 from ichat.supervisor.restarts import Restarts
+from ichat.supervisor.scaler import Scaler
 from ichat.supervisor.state import (
     HandedWorkers,
     SavedManagedWorker,
@@ -82,6 +83,8 @@ class Supervisor:
             self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
         )
         """Changes the numbers of copies."""
+        self.scaler = Scaler(self._context, balancer, self._workers, self.copies)
+        """Adds and ends copies by the load."""
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -142,6 +145,7 @@ class Supervisor:
             nursery.start_soon(self.loader.run_forever)
             nursery.start_soon(self.learner.learn_forever)
             nursery.start_soon(self._restarts.run_forever)
+            nursery.start_soon(self.scaler.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
@@ -310,7 +314,7 @@ class Supervisor:
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         running = [self.copies.running(one) for one in self._workers.values() if not one.is_leaving]
-        wanted = each_copy(self._numbers.tables(config))
+        wanted = self.copies.wanted(config)
         engines = self._context.config.engines, config.engines
         return changes_of_workers(running, wanted, *engines, restart_failed=restart_failed)
 

@@ -141,6 +141,29 @@ def test_a_changed_table_is_never_without_two_of_three(gateway, tmp_path):
     assert min(served) >= 2
 
 
+def test_a_load_adds_a_copy_and_its_end_ends_it(gateway, tmp_path):
+    """A request that waits for the only copy is answered by a new copy; all are answered, and the copy goes again."""
+    more = "replicas = { min = 1, max = 2 }\ngpu_ids = []\nmax_in_flight = 1\nscale = { wait_s = 0.5, up_s = 1, down_s = 6 }"
+    program = gateway(QUICK + worker(more=more, beats_s=2)).wait_until_ready("m-0")
+    over, answers = tmp_path / "over", []
+
+    def ask(body):
+        answers.append(program.ask("/v1/chat/completions", {"model": "m", **body})[0])
+
+    asking = [threading.Thread(target=ask, args=({"until_there": str(over)},)) for _ in range(2)]
+    for one in asking:
+        one.start()
+    program.until(lambda: states(program).get("m-1") == "ready")
+    program.until(lambda: [one["in_flight"] for one in program.get("/v1/admin/workers")[1]["data"]] == [1, 1])
+    assert "Its copies: 2 ready" in cli(program, "explain", "m")[1]
+    over.touch()
+    for one in asking:
+        one.join()
+    program.until(lambda: len(states(program)) == 1)
+    ask({})
+    assert answers == [200, 200, 200]
+
+
 def test_copies_are_launched(gateway):
     """They are launched, and counted, as those of the configuration; a number that cannot be is refused at once."""
     program = gateway(QUICK)

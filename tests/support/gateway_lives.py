@@ -115,7 +115,7 @@ class Process:
         record = self._world.gateway.fleet.table.get(self.worker_id)
         if self._world.gateway.is_there and record is not None and record.managed:  # others are refused
             beat = Heartbeat(self.worker_id, self.spec.model_name, "127.0.0.1", 9, state=state, start_id=str(self.pid),
-                             pid=self.pid, heartbeat_interval=BEAT_S)  # fmt: skip
+                             pid=self.pid, heartbeat_interval=BEAT_S, progress=self._world.progress)  # fmt: skip
             self._world.gateway.fleet.registry.record_heartbeat(beat)
 
     def end(self, code):
@@ -285,6 +285,8 @@ class World:
         """Whether code below the supervisor raises what it must not."""
         self.load_s, self.stop_s = {}, {}
         """How long the processes of these workers take to load and to end; those of others do as chance has it."""
+        self.progress = {}
+        """The load that every worker reports."""
         self.followers = set()
         """The workers that follow the leader of their group, once they are loaded."""
         self.config = config or self.any_config()

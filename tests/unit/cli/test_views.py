@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ichat.cli.explain import show_route
+from ichat.cli.explain import sentence_of_scale, show_route
 from ichat.cli.screen import Screen
 from ichat.cli.usage import show as show_usage
 from ichat.cli.views import (
@@ -257,3 +257,15 @@ def test_copies_have_a_column_where_there_are_any(text_of):
     counts = {"copies": {"ready": 2, "starting": 1, "wanted": 3}}
     assert "ready 2, starting 1, wanted 3" in text_of(show_status, {"models": [{**model, **counts}]})
     assert "COPIES" not in text_of(show_status, {"models": [model]})
+
+
+def test_the_copies_of_a_model_are_explained():
+    """Their number, the load, and how the number last changed; a load that is not known is said to be so."""
+    scale = {"min": 1, "max": 4, "ready": 3, "starting": 1, "draining": 0, "load": 2.55, "reason": "steady", "busy_s": 4.0,
+             "changed": "up", "changed_reason": "busy", "changed_s": 42.0}  # fmt: skip
+    assert sentence_of_scale(scale) == (
+        "Its copies: 3 ready, 1 starting, of 1 to 4; the load is 2.5 of 3 copies, busy for 4.0s (steady)."
+        " It last went up 42s ago (busy)."
+    )
+    quiet = {**scale, "load": None, "busy_s": None, "changed": None, "reason": "unknown"}
+    assert sentence_of_scale(quiet).endswith("the load is not known now (unknown).")

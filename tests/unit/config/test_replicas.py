@@ -70,6 +70,12 @@ def test_a_number_has_two_forms(text, replicas, load, workers):
             "gpu_ids: two copies cannot have the same GPUs: leave gpu_ids out, or write two tables",
         ),
         (
+            "scale = { down_s = 5 }",
+            "scale.down_s (5) must be at least scale.up_s (10): otherwise the number of copies never rests",
+        ),
+        ("scale = { busy = 2 }", "scale.busy: must be from 0.05 to 1, not 2"),
+        ("scale = 3", "scale: must be a table, not 3"),
+        (
             'replicas = { min = 0, max = 1 }\nload = "start"',
             "load: replicas.min = 0 means that the model is loaded on demand: leave load out",
         ),
