@@ -25,8 +25,8 @@ _NOT_ELSEWHERE: Mapping[str, str] = {
     "load": "A worker on another machine is not loaded on demand: leave load out.",
     "when_idle": "A worker on another machine is not loaded on demand: leave when_idle out.",
     "on_gateway_exit": "A worker on another machine outlives its gateway anyway: leave on_gateway_exit out.",
-    "scale": "An order starts one worker: leave scale out.",
-    "replicas": "An order starts one worker: leave replicas out, and order as many as there are to be.",
+    "scale": "An order starts a single worker: leave scale out.",
+    "replicas": "An order starts a single worker: leave replicas out, and order each copy.",
     "share_gpus": "The gateway does not count the GPUs of other machines: leave share_gpus out.",
 }
 """The keys of `[[managed_workers]]` that an order may not have, each with the reason."""

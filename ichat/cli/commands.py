@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ichat.cli import chat, copies, explain, keys, logs, models, orders, top, views
+from ichat.cli import chat, copies, explain, keys, logs, models, stop, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
@@ -189,9 +189,9 @@ _TABLE = (
     Command("worker-show ID [--all]", "everything known of a worker", _worker_flags, _worker),
     Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
-    Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", orders.add_order_flags, orders.order),
-    Command("orders", "the workers ordered for other machines", _no_flags, _got(orders.ORDERS, orders.show_orders)),
-    Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, launches.stop),
+    Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", launches.add_order_flags, launches.order),
+    Command("orders", "the workers ordered for other machines", _no_flags, _got(launches.ORDERS, launches.show_orders)),
+    Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, stop.stop),
     Command("load MODEL", "load a model, and show the evicted workers", models.add_model_flags, models.load),
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),
     Command("sleep MODEL", "free its GPU memory", models.add_model_flags, models.sleep),

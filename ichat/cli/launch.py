@@ -1,27 +1,23 @@
-"""Launching and stopping workers from the command line, and watching until they are ready or gone."""
+"""Launching and ordering workers from the command line, and watching until they are ready."""
 
 import argparse
 import os
-import queue
 import re
-import threading
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, Unreachable, pause, worker_path
+from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, Unreachable, pause, worker_path
 from ichat.cli.copies import read_replicas
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
-from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
+from ichat.cli.screen import NONE, Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
 
+ORDERS = "/v1/admin/orders"
 LAUNCH_S = 120.0
 """The longest time to check a launch, in seconds: the engine is asked for its flags if they are not known yet."""
-STOP_MORE_S = 90.0
-"""Seconds for a stop beyond the time to drain: the worker ends, and processes that it leaves are killed."""
-DRAIN_S = 600.0
-"""The longest wait for a drain, in seconds, if no time is given: the gateway's configuration sets the time then."""
 MISSED_MAX = 10
 """Polls that may fail in a row, before a gateway counts as gone."""
 TOLD_S = 0.5
@@ -162,7 +158,7 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     if not args.wait:
         for worker_id in [] if args.json else worker_ids[1:]:
             screen.line(f"{one_line(worker_id)} {one_line(answer.value.get('state', ''))}")
-        _show(screen, answer, is_json=args.json)
+        show(screen, answer, is_json=args.json)
         return 0
     began_at = time.monotonic()
     for worker_id in worker_ids:
@@ -173,7 +169,7 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             note(f"Not waiting any longer; worker {worker_id} goes on loading.")
             raise
-        _show(screen, ready, is_json=args.json)
+        show(screen, ready, is_json=args.json)
     return 0
 
 
@@ -202,7 +198,8 @@ def path_and_name(api: Api, model_path: str) -> tuple[str, str]:
     return path, name_of(path)
 
 
-def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
+def show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
+    """Show the answer about a worker: its id and state, or the JSON."""
     if is_json:
         screen.line(answer.text.rstrip("\n"))
     else:
@@ -276,78 +273,41 @@ class LoadProgress:
         self._spinner.show(progress_of(worker), rest_of(worker))
 
 
-def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Stop a worker and show its progress until it is gone."""
-    params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
-    wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
-    path = worker_path(args.worker_id)
-    outcome = in_background(api, lambda: api.call("DELETE", path, params=params, answer_s=wait_s))
-    with Spinner() as progress:
-        try:
-            answer = _wait_until_gone(api, path, outcome, progress, wait_s)
-        except KeyboardInterrupt:
-            note(f"Not waiting any longer for worker {args.worker_id}.")
-            raise
-    _show(screen, answer, is_json=args.json)
-    if answer.value.get("in_config"):
-        note(
-            "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the"
-            " file to keep it stopped."
-        )
+def add_order_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `order`: those that describe a worker, and its own."""
+    add_spec_flags(usage)
+    usage.add_argument("--worker-id", metavar="ID", help="replace the worker of this earlier order; else a new worker")
+    usage.add_argument("--valid-s", type=float, metavar="S", help="how long the line can be used (3600)")
+
+
+def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Order a worker, and print the line that starts it on another machine."""
+    body = spec_of(args, args.model_path, name_of(args.model_path))
+    answer = api.call("POST", ORDERS, body=body)
+    if args.json:
+        screen.line(answer.text.rstrip("\n"))
+        return 0
+    made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
+    is_local_only = api.place.is_here and made.get("is_local_only")
+    address = one_line(made.get("gateway_address")) if api.place.is_here and not is_local_only else api.place.url
+    words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
+    screen.line(shlex.join(words))
+    note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
+    if is_local_only:
+        note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")
     return 0
 
 
-def in_background(api: Api, ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:
-    """Send the gateway a long request in a thread.
-
-    Return a function that waits `Waits.poll_s` for the answer, and returns it, or None. It raises a refusal.
-    """
-    outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
-
-    def put() -> None:
-        try:
-            outcome.put(ask())
-        except Exit as error:
-            outcome.put(error)
-
-    def poll() -> JsonReply | None:
-        try:
-            given = outcome.get(timeout=api.waits.poll_s)
-        except queue.Empty:
-            return None
-        outcome.put(given)  # for the next call
-        if isinstance(given, Exit):
-            raise given
-        return given
-
-    threading.Thread(target=put, name="ask", daemon=True).start()
-    return poll
+def show_orders(screen: Screen, answer: Json) -> None:
+    """Show the orders."""
+    names = ("worker_id", "launch", "model_name", "fetched_from")
+    rows = [[*(one.get(name) or NONE for name in names), _order_state(one)] for one in objects_of(answer.get("orders"))]
+    screen.table(("worker", "launch", "model", "from", "state"), rows, ("from", "launch"))
 
 
-def _wait_until_gone(
-    api: Api, path: str, outcome: Callable[[], JsonReply | None], progress: Spinner, wait_s: float
-) -> JsonReply:
-    answer: JsonReply | None = None
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
-        if answer is None:
-            answer = outcome()
-        else:
-            pause(api.waits.poll_s)
-        if answer is not None and answer.value.get("state", "stopped") in ("stopped", "gone"):
-            return answer
-        try:
-            progress.show(draining(api.get(path).value))
-        except RequestRefused as refusal:
-            if refusal.status == 404 and answer is not None:
-                return answer._replace(value={**answer.value, "state": "stopped"})
-        except Unreachable:
-            continue
-    raise Exit(EXIT_REFUSED, f"The worker has not ended within {wait_s:g} s.")
-
-
-def draining(worker: Json) -> str:
-    """Return a worker's progress in a single line, with its requests under way."""
-    in_flight = worker.get("in_flight")
-    waits = f", {in_flight} requests under way" if isinstance(in_flight, int) and in_flight else ""
-    return progress_of(worker) + waits
+def _order_state(one: Json) -> str:
+    """Return the state of an order, in a few words."""
+    expires_at = one.get("expires_at")
+    left_s = expires_at - time.time() if isinstance(expires_at, int | float) else 0.0
+    unused = f"waits for {duration(left_s)} more" if left_s > 0 else "was not used in time"
+    return one_line(one.get("ended")) or ("fetched" if one.get("fetched_at") else unused)

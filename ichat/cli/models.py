@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ichat.cli.client import Api, JsonReply, RequestRefused, Unreachable
 from ichat.cli.explain import ROUTE, sentence_of_load
 from ichat.cli.json_values import Json, object_of, objects_of
-from ichat.cli.launch import DRAIN_S, STOP_MORE_S, draining, in_background
 from ichat.cli.screen import Screen, Spinner, duration, note, one_line
+from ichat.cli.stop import DRAIN_S, STOP_MORE_S, draining, in_background
 
 LOAD_S = 2 * 3600.0
 """The longest wait for a load, in seconds: the gateway answers earlier, by its own timeouts."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from ichat.cli.chat import Chat, add_answer_flags
 from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, Unreachable, open_api, pause, worker_path
 from ichat.cli.json_values import Json, object_of, objects_of
-from ichat.cli.launch import LAUNCH_S, add_gpu_flag, in_background, path_and_name, wait_until_ready
+from ichat.cli.launch import LAUNCH_S, add_gpu_flag, path_and_name, wait_until_ready
 from ichat.cli.screen import Screen, Spinner, note, one_line
+from ichat.cli.stop import in_background
 from ichat.cli.views import failure_of, names_of
 from ichat.config.command_line import guess, own_command
 from ichat.config.interpreters import find_interpreter
