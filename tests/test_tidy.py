@@ -66,6 +66,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/supervisor/scaler.py",
     "ichat/supervisor/managed_worker.py",
     "ichat/supervisor/memory.py",
+    "ichat/supervisor/memory_learner.py",
 }
 
 

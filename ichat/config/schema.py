@@ -81,6 +81,7 @@ class Logs:
     access_log: str = checked(None, "-", reload="later")
     format: str = checked(one_of("auto", "text", "json"), "auto", reload="later")
     access_lines_max: int = checked(_COUNT, 10_000, reload="later")
+    finished_requests_max: int = checked(Between(0, 10_000), 500)
     ring_lines_max: int = checked(_COUNT, 10_000)
     ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
     line_bytes_max: int = checked(Between(256, LINE_BYTES_LIMIT), 16 * 1024)
