@@ -312,8 +312,8 @@ def _build_operation(
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((functools.partial(families_of, ledger), reloader.families, state.starts.families))
-    metrics.others.extend((functools.partial(families_of_all, data.figures), control.supervisor.learner.families))
-    metrics.others.append(control.supervisor.scaler.families)
+    scaler, learner = control.supervisor.scaler, control.supervisor.learner
+    metrics.others.extend((functools.partial(families_of_all, data.figures), scaler.families, learner.families))
     calls = ControlCalls()
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,
