@@ -17,8 +17,8 @@ from ichat.config.command_line import CommandLineParser, guess
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.hardware.gpus import Gpu, GpuReader
-from ichat.placement.estimate import GIB, Estimate, estimate, fewest_gpus, longest_context, tensor_sizes_of
-from ichat.placement.model_shape import ModelShape, UnknownShape
+from ichat.placement.estimate import GIB, Estimate, estimate, fewest_gpus, longest_context, refusal_of_sharing
+from ichat.placement.model_shape import UnknownShape
 from ichat.placement.settings import Settings, settings_of
 from ichat.placement.weights import DamagedFile, WeightSums
 from ichat.preflight.facts import ENGINES, Facts, read_model
@@ -135,16 +135,6 @@ def answer_for(path: str, backend: str, arguments: dict[str, Any], gpu: GpuKind 
         found=estimate(shape, weights, settings, gpu.memory_bytes if gpu is not None else None),
         fewest=None if gpu is None else fewest_gpus(shape, weights, settings, gpu.memory_bytes),
     )
-
-
-def refusal_of_sharing(name: str, shape: ModelShape, settings: Settings) -> str:
-    """Return why the GPUs of these settings cannot share a model's layers; "" if they can."""
-    sizes = tensor_sizes_of(shape)
-    if settings.tensor in sizes:
-        return ""
-    possible = [str(size) for size in sizes]
-    listed = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
-    return f"{name} has {shape.heads} attention heads: it runs on {listed} GPUs, not on {settings.tensor}."
 
 
 def verdict_of(answer: EstimateAnswer) -> str:

@@ -56,7 +56,9 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
-    """Add the flag for the GPUs that a worker may use."""
+    """Add the flags for the GPUs of a worker."""
+    usage.add_argument("--gpus", type=_gpus, metavar="N", help="the GPUs to choose for it: N, a share, or auto")
+    usage.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="with --gpus: the memory it needs on each")
     usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
 
 
@@ -139,6 +141,13 @@ def _value(text: str) -> str | int | float:
     return text
 
 
+def _gpus(text: str) -> str | int | float:
+    value = _value(text)
+    if value != "auto" and isinstance(value, str):
+        raise argparse.ArgumentTypeError(f"must be a number of GPUs, a share of a GPU, or auto, not {text!r}")
+    return value
+
+
 def _gpu_ids(text: str) -> list[int]:
     if text == "none":
         return []
@@ -151,7 +160,7 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
     path, name = path_and_name(api, args.model_path)
     name = args.model_name or name
-    ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
+    ours = ("backend", "gpus", "gpu_memory_gib", "gpu_ids", "host", "port", "heartbeat_interval")
     body: Json = {"model_name": name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
     twice = sorted(body.keys() & args.engine.keys())

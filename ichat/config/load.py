@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -16,11 +17,13 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config import checks
 from ichat.config.aliases import contradictions_of_aliases
+from ichat.config.engine_args import contradictions_of_gpus
 from ichat.config.package_data import parse_toml
 from ichat.config.schema import (
     SAMPLES_MAX,
     SECTIONS,
     Config,
+    EngineSettings,
     EngineValue,
     Key,
     ManagedWorkerConfig,
@@ -132,6 +135,8 @@ def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
     converter.register_structure_hook(Relays, _relays)
+    converter.register_structure_hook(checks.Gpus, _gpus)
+    converter.register_structure_hook(checks.Gpus | None, _gpus)
     for section in SECTIONS:
         prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
@@ -154,6 +159,14 @@ def _relays(value: Any, _: Any) -> Relays:
     if type(value) is not int and value != "cores":
         raise ValueError(f'must be a whole number, or "cores", not {shown(value)}')
     return value
+
+
+def _gpus(value: Any, _: Any) -> checks.Gpus | None:
+    if value is None or value == "auto":
+        return value
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f'must be a number of GPUs, a share of a GPU, or "auto", not {shown(value)}')
+    return int(value) if value == int(value) else float(value)
 
 
 def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -252,6 +265,8 @@ def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[
     if worker.load != "on_demand":
         given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
         yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)
+    engine = config.engines.get(worker.backend, EngineSettings())
+    yield from contradictions_of_gpus(worker, engine.devices)
     if worker.on_gateway_exit == "keep":
         if settings.port == 0 and settings.state_directory is None:
             yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'

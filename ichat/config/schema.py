@@ -246,7 +246,11 @@ class ManagedWorkerConfig:
     backend: str = checked(checks.not_empty, "vllm")
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
-    """GPU numbers as nvidia-smi shows them; None: all of them."""
+    """GPU numbers as nvidia-smi shows them; None: all of them, without `gpus`."""
+    gpus: checks.Gpus | None = checked(checks.are_gpus, None, {"minimum": 0, "maximum": checks.GPUS_MAX})
+    """The GPUs that the gateway chooses for the worker: a number, a share of a GPU, or `auto`; None: none."""
+    gpu_memory_gib: float | None = checked(Between(0.01, 1e6), None)
+    """The memory that the worker needs on each GPU, for `gpus`; None: by an estimate."""
     host: str | None = None
     """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
     port: int | None = checked(_PORT, None)

@@ -23,6 +23,7 @@ from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import digest_of
 from ichat.security.redact import shown
+from ichat.supervisor.books import Books, objection_to
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
@@ -149,7 +150,8 @@ class Supervisor:
         if self._replaced:
             return f"Worker {next(iter(self._replaced))} is being replaced after a reload: try again later."
         for worker in self._workers.values():
-            is_changing = isinstance(worker.life.actual, Changing | Clearing) or (worker.has_launch and not worker.pid)
+            is_starting = worker.has_launch and not worker.pid and not worker.record.lacks
+            is_changing = isinstance(worker.life.actual, Changing | Clearing) or is_starting
             is_loading = worker.has_launch and worker.record.load is not None
             if is_changing or is_loading or worker.is_leaving:
                 doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
@@ -195,7 +197,7 @@ class Supervisor:
                     self._start(one.worker_id, spec, is_launched=one.is_launched, earlier=earlier)
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
-            earlier = Earlier(process, states, one.launch)
+            earlier = Earlier(process, states, one.launch, one.placed)
             worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, earlier=earlier)
             if spec is None:
                 self._remove_soon(worker, 0.0)
@@ -241,7 +243,10 @@ class Supervisor:
         """
         is_later = spec.load == "on_demand"
         others = holders_before(None, {} if is_later else self._workers)
-        return await self._context.preflight(spec, others, self._trials if is_trial else None, is_later=is_later)
+        table, lack = await objection_to(spec, Books(self._workers), self._context, is_later=is_later)
+        limiter = self._trials if is_trial else None
+        found = await self._context.preflight(table, others, limiter, is_later=is_later)
+        return [lack, *found] if lack else found
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
         """Return the command with which such a worker would be launched, as a shell would read it, without secrets."""
@@ -287,9 +292,12 @@ class Supervisor:
         new_ids = {old_id: new.id for old_id, new in self._replaced.items()}
         workers = [(one, one.record) for one in self._workers.values() if not one.is_leaving]
         running = [
-            Running(one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""))
+            Running(
+                one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""),
+                one.placed_last if one.booking is not None else (),
+            )
             for one, it in workers
-        ]
+        ]  # fmt: skip
         engines = self._context.config.engines, config.engines
         return changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
 
