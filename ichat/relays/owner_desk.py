@@ -342,6 +342,7 @@ class OwnerDesk(RelayDesk):
         one.end_waits()
         one.desk.close(0 if one.usage is None else one.usage.input + one.usage.output)
         self._handler.finish(one, phase)
+        del one.desk  # which knows the request: 15 objects of each would wait for the collector of cycles
 
 
 def peer_of(head: RequestHead, peer: str) -> str:

@@ -8,6 +8,7 @@ import array
 import contextlib
 import json
 import logging
+import select
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 TURN_BYTES = 8192
 """Bytes read of a relay before others get their turn: about 64 frames."""
-_EVENTS = READABLE | 4  # EPOLLOUT: the events are edge-triggered
+_READABLE_OR_WRITABLE = READABLE | select.EPOLLOUT
 _MESSAGE_BYTES_MAX = 64 * 1024
 _DESCRIPTORS_MAX = 253
 """The kernel's bound for a message, SCM_MAX_FD."""
@@ -48,7 +49,12 @@ class FrameWire:
         """The bytes that the other side has not received yet, as far as this process knows."""
         self.is_open = True
         self.is_paused = False
-        hub.watch(sock.fileno(), _EVENTS, self._on_events)
+        self._events = READABLE
+        """The events that the hub watches.
+
+        Each `recv` of the other side is an event "writable" here, so that is watched only while bytes wait.
+        """
+        hub.watch(sock.fileno(), READABLE, self._on_events)
 
     def __repr__(self) -> str:
         return f"<FrameWire{'' if self.is_open else ' closed'}, {self.unread_bytes} bytes unread>"
@@ -79,7 +85,7 @@ class FrameWire:
             self.is_paused = False
             self._receive(b"")
             if self.is_open:
-                self._hub.rearm(self._sock.fileno(), _EVENTS)
+                self._rearm()
 
     def rest(self) -> Iterator[Frame]:
         """Yield the frames that have arrived and were not received. It never waits: the other side has ended."""
@@ -114,6 +120,10 @@ class FrameWire:
             sent = len(data)  # the end is reported as an event
         self._unsent = data[sent:]
         self.unread_bytes = len(self._unsent)
+        events = _READABLE_OR_WRITABLE if self._unsent else READABLE
+        if events != self._events:
+            self._events = events
+            self._rearm()
 
     def _on_events(self, events: int) -> None:
         if self._unsent:
@@ -134,7 +144,10 @@ class FrameWire:
             return
         self._receive(data)
         if self.is_open and (len(data) == TURN_BYTES or events & ~5):  # there may be more, or the end
-            self._hub.rearm(self._sock.fileno(), _EVENTS)
+            self._rearm()
+
+    def _rearm(self) -> None:
+        self._hub.rearm(self._sock.fileno(), self._events)
 
     def _receive(self, data: bytes) -> None:
         try:

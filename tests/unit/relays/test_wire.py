@@ -1,6 +1,7 @@
 """The sockets between an owner and a relay: frames of a turn leave together, and a bad frame ends the connection."""
 
 import os
+import select
 import socket
 
 import pytest
@@ -69,6 +70,38 @@ async def test_frames_that_are_not_read_wait(hub):
     other = End(hub, theirs)
     await until(lambda: len(other.frames) == 50)
     await until(lambda: one.wire.unread_bytes == 0)
+    one.wire.close()
+    await until(lambda: other.ends == [""])
+
+
+class WatchedEvents(Hub):
+    """A hub that notes which events are watched."""
+
+    events = 0
+
+    def watch(self, fd, events, ready):
+        self.events = events
+        super().watch(fd, events, ready)
+
+    def rearm(self, fd, events):
+        self.events = events
+        super().rearm(fd, events)
+
+
+async def test_the_other_side_wakes_a_sender_only_while_bytes_wait(nursery):
+    """Each of its `recv` would be an event otherwise: a turn of the loop for nothing."""
+    hub, reader = WatchedEvents(), Hub()
+    nursery.start_soon(hub.run_forever)
+    nursery.start_soon(reader.run_forever)
+    ours, theirs = socket.socketpair()
+    one = End(hub, ours)
+    assert not hub.events & select.EPOLLOUT
+    for _ in range(50):
+        one.wire.send(Note("settings", 0, {"text": "x" * 100_000}))
+    await until(lambda: one.wire.unread_bytes and hub.events & select.EPOLLOUT)
+    other = End(reader, theirs)
+    await until(lambda: len(other.frames) == 50)
+    await until(lambda: not hub.events & select.EPOLLOUT)
     one.wire.close()
     await until(lambda: other.ends == [""])
 
