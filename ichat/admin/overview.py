@@ -11,6 +11,7 @@ import ichat
 from ichat.admin import views
 from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
+from ichat.fleet.worker_record import HEALTHY
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
@@ -58,7 +59,17 @@ class Overview:
             queued=demand.waiting,
             waiting_s=round(now - demand.since, 3) if demand.waiting else None,
             loaded=directory.is_loaded(name),
+            copies=self._copies(name),
         )
+
+    def _copies(self, name: str) -> views.CopyCounts | None:
+        """Return the copies of a model; None if it has no copies."""
+        copies = [one for one in self.directory.workers_of(name) if one.copies_wanted]
+        if not copies:
+            return None
+        ready = sum(self.table.state(one) in HEALTHY for one in copies)
+        coming = sum(one.is_coming(self.table.state(one), self.table.trouble_of(one)) for one in copies)
+        return views.CopyCounts(ready, coming, copies[0].copies_wanted)
 
     def machines(self) -> Iterator[MachineView]:
         """Yield the gateway's machine and then the workers' machines."""

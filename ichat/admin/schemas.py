@@ -20,6 +20,7 @@ from ichat.admin import views
 from ichat.admin.config_state import ConfigState
 from ichat.admin.key_views import KeyLimits, KeyList, KeyUsage, KeyView, NewKey, WithdrawnKey
 from ichat.config.package_data import read_toml
+from ichat.config.replicas import Replicas
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.engine import EngineFlag, Progress
 from ichat.fleet.explain import RouteView
@@ -50,8 +51,8 @@ PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
 
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
-    WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.RequestCancelled,
-    views.Version, views.Welcome,
+    WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.ReplicasChange,
+    views.RequestCancelled, views.Version, views.Welcome,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {
     **{one: one.__name__ for one in _SAME_NAMES},
@@ -317,7 +318,8 @@ def taken(owner: type[Any]) -> Schema:
 
 def _default_of(field: "attrs.Attribute[Any]") -> Any:
     factory = getattr(field.default, "factory", None)
-    return factory() if factory is not None else field.default
+    default = factory() if factory is not None else field.default
+    return attrs.asdict(default) if isinstance(default, Replicas) else default
 
 
 def list_of(schema: Schema) -> Schema:

@@ -42,7 +42,10 @@ class Launched:
     """A worker that was launched."""
 
     worker_id: str
+    """The first copy."""
     state: State
+    worker_ids: Sequence[str]
+    """All of its copies."""
 
 
 @frozen
@@ -127,6 +130,29 @@ class ModelChange:
 
 
 @frozen
+class ReplicasChange:
+    """Another number of copies of a model."""
+
+    model: str
+    min: Count
+    max: Count
+    started: Sequence[str]
+    """The ids of new workers, which are not ready yet."""
+    ending: Sequence[str]
+    """The ids of workers that get no new requests, and end after their last request."""
+
+
+@frozen
+class CopyCounts:
+    """The copies of a model."""
+
+    ready: Count
+    starting: Count
+    """Copies that will be ready without being asked for."""
+    wanted: Count
+
+
+@frozen
 class GatewayView:
     """The gateway's process."""
 
@@ -166,6 +192,8 @@ class ModelLoad:
     """Seconds for which the oldest of these has waited; None: there are none."""
     loaded: bool | None
     """Whether a model that is loaded on demand is loaded; None: it is no such model."""
+    copies: CopyCounts | None = None
+    """The copies of a model with `replicas`; None: it has none."""
 
 
 @frozen

@@ -26,7 +26,8 @@ from ichat.admin.operations import MODEL_FAILURES, MODEL_KEYS, TEXT, Operations,
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, ref
-from ichat.config.load import read_worker
+from ichat.config.load import read_replicas, read_worker
+from ichat.config.replicas import REPLICAS_MAX
 from ichat.config.schema import DRAIN_S_MAX
 from ichat.errors import ApiError
 from ichat.fleet.explain import RouteView
@@ -56,6 +57,7 @@ _ENDING = "The gateway is about to end (`draining`)."
 _WRONG = "A parameter is wrong."
 _NO_WORKER = {"404": "There is no such worker."}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
+_COPIES: Schema = {"type": "integer", "minimum": 0, "maximum": REPLICAS_MAX}
 _DRAIN_S = query(
     "drain_s",
     {"type": "number", "minimum": 0, "maximum": int(DRAIN_S_MAX)},
@@ -155,15 +157,16 @@ async def get_worker(worker_id: str, table: WorkerTable) -> object:
     },
 )
 async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: EngineFlags, table: WorkerTable) -> Response:
-    """Start a worker, without waiting for it; the next gateway starts it again."""
+    """Start a worker and its copies, without waiting for them; the next gateway starts them again."""
     spec = read_worker(await read_json(), reloader.config)
     unchecked = await flags.prepare(reloader.config, spec) or None
     if read_flags("dry_run")[0]:
         objections = await supervisor.objections_to(spec, is_trial=True)
         command, settings = supervisor.command_of(spec), shown_section(spec)
         return json_response(views.LaunchCheck(objections, unchecked, command, settings))
-    worker = await supervisor.launch(spec)
-    return json_response(views.Launched(worker.id, table.state(worker.record)), 202)
+    copies = await supervisor.launch(spec)
+    state = table.state(copies[0].record)
+    return json_response(views.Launched(copies[0].id, state, [worker.id for worker in copies]), 202)
 
 
 @operations.add(
@@ -317,6 +320,28 @@ async def sleep_model(supervisor: Supervisor, table: WorkerTable) -> views.Model
 async def wake_model(supervisor: Supervisor, table: WorkerTable) -> views.ModelChange:
     """Wake the on-demand worker of a model; answers once it is ready."""
     return await _change(supervisor.loader.wake, table)
+
+
+@operations.add(
+    "POST /v1/admin/models/<path:name>/replicas",
+    body={
+        "type": "object",
+        "properties": {"min": _COPIES, "max": {**_COPIES, "description": "Left out: `min`."}},
+        "required": ["min"],
+    },
+    path_descriptions={"name": "Slashes in it stand as they are."},
+    failures={
+        "400": "These are no such numbers, or the model's table does not allow them.",
+        "404": MODEL_FAILURES["404"],
+        "409": "The model has no table here, or several, or its copies are being restarted.",
+    },
+)
+async def set_replicas(name: str, supervisor: Supervisor, reloader: Reloader) -> views.ReplicasChange:
+    """Change the number of a model's copies, until a reload names another; does not wait for them."""
+    replicas = read_replicas(await read_json())
+    async with reloader.lock:
+        scaled = supervisor.copies.scale(name, replicas)
+    return views.ReplicasChange(name, replicas.min, replicas.max, scaled.started, scaled.ending)
 
 
 async def _change(change: Callable[[str], Awaitable[str]], table: WorkerTable) -> views.ModelChange:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ichat.cli import chat, explain, keys, logs, models, top, views
+from ichat.cli import chat, copies, explain, keys, logs, models, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
@@ -193,6 +193,7 @@ _TABLE = (
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),
     Command("sleep MODEL", "free its GPU memory", models.add_model_flags, models.sleep),
     Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),
+    Command("scale MODEL MIN [MAX]", "change the number of its copies", copies.add_scale_flags, copies.scale),
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, Unreachable, pause, worker_path
+from ichat.cli.copies import read_replicas
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
@@ -48,6 +49,7 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     )
     usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
     add_gpu_flag(usage)
+    usage.add_argument("--replicas", type=read_replicas, metavar="N", help="copies of it, such as 3 or 1-4")
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
@@ -160,23 +162,28 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
     path, name = path_and_name(api, args.model_path)
     name = args.model_name or name
-    ours = ("backend", "gpus", "gpu_memory_gib", "gpu_ids", "host", "port", "heartbeat_interval")
+    ours = ("backend", "gpus", "gpu_memory_gib", "gpu_ids", "replicas", "host", "port", "heartbeat_interval")
     body: Json = {"model_name": name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
     twice = sorted(body.keys() & args.engine.keys())
     if twice:
         raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
     answer = api.call("POST", "/v1/admin/workers/launch", body={**args.engine, **body}, answer_s=LAUNCH_S)
-    worker_id = str(answer.value.get("worker_id") or "")
+    worker_ids = [*map(str, list_of(answer.value.get("worker_ids")))] or [str(answer.value.get("worker_id") or "")]
     if not args.wait:
+        for worker_id in [] if args.json else worker_ids[1:]:
+            screen.line(f"{one_line(worker_id)} {one_line(answer.value.get('state', ''))}")
         _show(screen, answer, is_json=args.json)
         return 0
-    try:
-        ready = wait_until_ready(api, worker_id, args.timeout_s)
-    except KeyboardInterrupt:
-        note(f"Not waiting any longer; worker {worker_id} goes on loading.")
-        raise
-    _show(screen, ready, is_json=args.json)
+    began_at = time.monotonic()
+    for worker_id in worker_ids:
+        rest_s = None if args.timeout_s is None else max(0.0, args.timeout_s - (time.monotonic() - began_at))
+        try:
+            ready = wait_until_ready(api, worker_id, rest_s)
+        except KeyboardInterrupt:
+            note(f"Not waiting any longer; worker {worker_id} goes on loading.")
+            raise
+        _show(screen, ready, is_json=args.json)
     return 0
 
 

@@ -17,6 +17,7 @@ from ichat.cli.launch import add_gpu_flag, engine_arguments, split
 from ichat.cli.screen import Screen, prepare_streams
 from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
+from ichat.config.copies import each_copy
 from ichat.config.engine_args import TENSOR, USABLE, arguments_of, number_of
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE, ApiError, Exit
@@ -90,7 +91,7 @@ async def _find(config: Config) -> tuple[Mapping[str, ManagedWorkerConfig], Plac
     """Return the tables, the tables with `gpus` with their places, and the GPUs here."""
     tables: dict[str, ManagedWorkerConfig] = {}
     wishes: dict[str, Wish] = {}
-    for table in config.managed_workers:
+    for table in each_copy(config.managed_workers):
         name = id_for(table.model_name, tables)
         tables[name] = table
         if table.gpus is not None:

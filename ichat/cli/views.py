@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from ichat.cli.copies import copies_of, copy_of
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.relay_views import facts_of, show_relays, time_of
 from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
@@ -17,14 +18,16 @@ _ORIGINS = {"configuration": "the gateway, by its configuration", "api": "the ga
 
 def show_workers(screen: Screen, answer: Json) -> None:
     """Show every worker in a line: its identity, its load, and a remark."""
-    columns = ("worker", "state", "model", "backend", "address", "in flight", "running", "waiting", "kv use", "hits")
+    workers = objects_of(answer.get("data"))
+    copy = ["copy"] if any(map(copy_of, workers)) else []
     rows: list[list[object]] = []
-    for worker in objects_of(answer.get("data")):
+    for worker in workers:
         progress = object_of(worker.get("progress"))
         rows.append([
             worker.get("worker_id"),
             worker.get("state"),
             ",".join(names_of(worker)),
+            *([copy_of(worker)] if copy else []),
             worker.get("backend"),
             _address(worker),
             worker.get("in_flight"),
@@ -40,7 +43,8 @@ def show_workers(screen: Screen, answer: Json) -> None:
         screen.line("There are no workers.")
         return
     can_go = ("last heartbeat", "kv use", "waiting", "running", "restarts", "backend", "address", "hits")
-    screen.table((*columns, "last heartbeat", "restarts", "remark"), rows, can_go)
+    load = ("in flight", "running", "waiting", "kv use", "hits", "last heartbeat", "restarts")
+    screen.table(("worker", "state", "model", *copy, "backend", "address", *load, "remark"), rows, can_go)
 
 
 def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None:
@@ -61,6 +65,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("ended last", _last_end(worker)),
         ("lost", _lost(worker)),
         ("models", ", ".join(names_of(worker))),
+        ("copy", copy_of(worker)),
         ("model path", worker.get("model_path")),
         ("backend", " ".join([str(worker.get("backend") or ""), *_versions(worker)])),
         ("address", _address(worker)),
@@ -146,10 +151,17 @@ def show_status(screen: Screen, status: Json) -> None:
     if models := objects_of(status.get("models")):
         screen.line("")
         keys = ("id", "workers", "in_flight", "queued")
+        copies = ["copies"] if any(map(copies_of, models)) else []
         rows = (
-            [*(model.get(key) for key in keys), _yes_or_no(model.get("loaded")), _waited(model)] for model in models
+            [
+                *map(model.get, keys),
+                _yes_or_no(model.get("loaded")),
+                _waited(model),
+                *([copies_of(model)] if copies else []),
+            ]
+            for model in models
         )
-        screen.table(("model", "workers", "in flight", "queued", "loaded", "waiting for"), rows)
+        screen.table(("model", "workers", "in flight", "queued", "loaded", "waiting for", *copies), rows)
 
 
 def _show_machines(screen: Screen, machines: Sequence[Json], own_gpus: Sequence[Json]) -> None:

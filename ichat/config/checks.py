@@ -30,6 +30,8 @@ WORKER_ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
 MODEL_NAME_CHARACTERS_MAX = 256
 RELAYS_MAX = 64
 """The most processes that may move bytes for a gateway."""
+Relays = int | Literal["cores"]
+"""A number of processes; "cores": as many as this process may use."""
 Gpus = int | float | Literal["auto"]
 """Whole GPUs; as a float, a share of a GPU; "auto": the fewest GPUs of the same kind that hold the model."""
 GPUS_MAX, GPU_SHARE_LEAST = 64, 0.05

@@ -17,8 +17,10 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config import checks
 from ichat.config.aliases import contradictions_of_aliases
+from ichat.config.copies import contradictions_of_replicas
 from ichat.config.engine_args import contradictions_of_gpus
 from ichat.config.package_data import parse_toml
+from ichat.config.replicas import Replicas, are_replicas, replicas_of
 from ichat.config.schema import (
     SAMPLES_MAX,
     SECTIONS,
@@ -27,7 +29,6 @@ from ichat.config.schema import (
     EngineValue,
     Key,
     ManagedWorkerConfig,
-    Relays,
     Security,
     ServerSettings,
 )
@@ -126,6 +127,27 @@ def read_key(table: Mapping[str, Any], config: Config | None = None) -> Key:
     raise errors.bad_request(f"This is not a key that can be made: {'; '.join(problems)}.")
 
 
+def read_replicas(value: object) -> Replicas:
+    """Return the number of copies in parsed JSON: a number, or an object with `min` and, if it differs, `max`.
+
+    Raises ApiError 400 with every problem.
+    """
+    given = value
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        given = {"max": table["min"], **table} if "min" in table else table
+    try:
+        replicas = _converter().structure(given, Replicas)
+        are_replicas(replicas)
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
+    except ValueError as error:
+        problems = [f"replicas: {error}"]
+    else:
+        return replicas
+    raise errors.bad_request(f"This is no number of copies: {'; '.join(problems)}.")
+
+
 def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
@@ -134,12 +156,14 @@ def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
-    converter.register_structure_hook(Relays, _relays)
+    converter.register_structure_hook(checks.Relays, _relays)
     converter.register_structure_hook(checks.Gpus, _gpus)
     converter.register_structure_hook(checks.Gpus | None, _gpus)
     for section in SECTIONS:
-        prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
+        prepare = _prepared_worker if section is ManagedWorkerConfig else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
+    table = section_hook(Replicas, converter)
+    converter.register_structure_hook(Replicas, lambda value, kind: replicas_of(value) or table(value, kind))
     return converter
 
 
@@ -155,7 +179,7 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
     return cast("EngineValue", value)
 
 
-def _relays(value: Any, _: Any) -> Relays:
+def _relays(value: Any, _: Any) -> checks.Relays:
     if type(value) is not int and value != "cores":
         raise ValueError(f'must be a whole number, or "cores", not {shown(value)}')
     return value
@@ -169,13 +193,19 @@ def _gpus(value: Any, _: Any) -> checks.Gpus | None:
     return int(value) if value == int(value) else float(value)
 
 
-def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table with unknown keys moved to `backend_args`, except keys that look like misspelt known keys."""
+def _prepared_worker(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table with unknown keys moved to `backend_args`, except keys that look like misspelt known keys.
+
+    Without `load`, a model with `replicas.min = 0` is loaded on demand.
+    """
     ours = [attribute.name for attribute in attrs.fields(ManagedWorkerConfig)]
     kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
     inline = {key: table[key] for key in table if key not in kept}
     if inline and isinstance(kept.get("backend_args", {}), dict):
         kept["backend_args"] = {**inline, **kept.get("backend_args", {})}
+    replicas: Any = kept.get("replicas")
+    if isinstance(replicas, dict) and cast("Mapping[str, Any]", replicas).get("min") == 0:
+        kept.setdefault("load", "on_demand")
     return kept
 
 
@@ -262,6 +292,7 @@ def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[
         yield f"backend_args.{name}: is iChat's, not the engine's"
     if any(route.model_name == worker.model_name for route in config.external_routes):
         yield f"model_name: {worker.model_name!r} is also an external route"
+    yield from contradictions_of_replicas(worker)
     if worker.load != "on_demand":
         given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
         yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)

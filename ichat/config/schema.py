@@ -4,7 +4,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import attrs
 from attrs import field, frozen
@@ -13,14 +13,13 @@ from ichat.config import checks
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
 from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.openai_params import check_paths
+from ichat.config.replicas import REPLICAS_SCHEMA, Replicas, are_replicas
 from ichat.config.strict import Between, checked, one_of
 from ichat.config.usage import PRICE, Price, UsageSettings
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """The types of an engine argument in TOML."""
-Relays = int | Literal["cores"]
-"""A number of processes; "cores": as many as this process may use."""
 
 LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least a line of this size."""
@@ -35,8 +34,7 @@ _PORT = Between(0, 65535)
 _SECONDS = Between(0.001, 1e9)
 _SECONDS_OR_0 = Between(0, 1e9)
 _COUNT = Between(1, 1_000_000)
-_AMOUNT = Between(1, 10**12)
-_PERIOD_AMOUNT = Between(1, 10**15)
+_AMOUNT, _PERIOD_AMOUNT = Between(1, 10**12), Between(1, 10**15)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 
@@ -57,7 +55,7 @@ class ServerSettings:
     state_directory: str | None = checked(checks.is_path, None, reload="later")
     watch_config: bool = True
     console: bool = True
-    relays: Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX})
+    relays: checks.Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX})
 
 
 @frozen
@@ -251,6 +249,8 @@ class ManagedWorkerConfig:
     """The GPUs that the gateway chooses for the worker: a number, a share of a GPU, or `auto`; None: none."""
     gpu_memory_gib: float | None = checked(Between(0.01, 1e6), None)
     """The memory that the worker needs on each GPU, for `gpus`; None: by an estimate."""
+    replicas: Replicas = checked(are_replicas, Replicas(1, 1), REPLICAS_SCHEMA, reload="now")
+    """The number of copies, or its bounds `min` and `max`; a `min` of 0 means that the model is loaded on demand."""
     host: str | None = None
     """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
     port: int | None = checked(_PORT, None)
@@ -386,5 +386,5 @@ class Config:
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
-    ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
+    Replicas, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from functools import partial
 import attrs
 import trio
 
+from ichat.config.copies import each_copy
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.engines import UNCHANGED
 from ichat.doctor.findings import Finding
@@ -70,7 +71,7 @@ class WorkerCheckFacts:
 def ids_of(config: Config) -> list[str]:
     """Return the ids that the gateway gives to the managed workers."""
     ids: list[str] = []
-    for worker in config.managed_workers:
+    for worker in each_copy(config.managed_workers):
         ids.append(id_for(worker.model_name, ids))
     return ids
 
@@ -78,7 +79,7 @@ def ids_of(config: Config) -> list[str]:
 async def ask_for_flags(config: Config) -> dict[str, str]:
     """Have the flags of all managed workers' engines kept; return why that failed, by the workers' ids."""
     engines, failed = EngineFlags(), dict[str, str]()
-    for worker, worker_id in zip(config.managed_workers, ids_of(config), strict=True):
+    for worker, worker_id in zip(each_copy(config.managed_workers), ids_of(config), strict=True):
         if why := await engines.prepare(config, worker):
             failed[worker_id] = why
     return failed
@@ -87,7 +88,7 @@ async def ask_for_flags(config: Config) -> dict[str, str]:
 async def read_worker_facts(
     config: Config, ends_at: float, why_no_flags: Mapping[str, str] | None = None, *, probe_s: float = PROBE_S
 ) -> list[WorkerCheckFacts]:
-    """Ask the system about all managed workers, several at the same time."""
+    """Ask the system about all managed workers, several at the same time, and once about all copies of a worker."""
     found: dict[str, WorkerCheckFacts] = {}
     turn, failed = trio.CapacityLimiter(CHECKED_AT_ONCE_MAX), why_no_flags or {}
 
@@ -109,11 +110,13 @@ async def read_worker_facts(
                 asked = attrs.evolve(facts, hub=await ask_hub(facts.hub, environment))
                 found[worker_id] = attrs.evolve(found[worker_id], facts=asked)
 
-    ids = ids_of(config)
+    ids, copies = ids_of(config), each_copy(config.managed_workers)
+    first = {id(worker): worker_id for worker, worker_id in zip(reversed(copies), reversed(ids), strict=True)}
     async with trio.open_nursery() as nursery:
-        for worker, worker_id in zip(config.managed_workers, ids, strict=True):
-            nursery.start_soon(read, worker, worker_id)
-    return [found[worker_id] for worker_id in ids]
+        for worker in config.managed_workers:
+            nursery.start_soon(read, worker, first[id(worker)])
+    of_copies = zip(copies, ids, strict=True)
+    return [attrs.evolve(found[first[id(worker)]], worker_id=worker_id) for worker, worker_id in of_copies]
 
 
 def _model_bytes(worker: ManagedWorkerConfig) -> int | None:

@@ -73,6 +73,12 @@ class ManagedRecords:
         """Record when a worker that is being loaded will probably be ready; None: not known."""
         worker.ready_at = at
 
+    def number(self, worker: WorkerRecord, copy: int, copies: int) -> None:
+        """Set the number of a copy, and how many copies are wanted; 0: it is no copy."""
+        if (worker.copy_number, worker.copies_wanted) != (copy, copies):
+            worker.copy_number, worker.copies_wanted = copy, copies
+            self._table.record_change(worker)
+
     def enter_load(self, worker: WorkerRecord, phase: str) -> None:
         """Record the gateway's own steps in starting a managed worker."""
         if self._loads.enter(worker, phase):

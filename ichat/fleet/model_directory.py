@@ -91,6 +91,10 @@ class ModelDirectory:
         """Return whether a model has this name, whether it can be served now or not."""
         return model in self.external or bool(self._index.of_model(model))
 
+    def workers_of(self, model: str) -> Collection[WorkerRecord]:
+        """Return the workers that serve a model of this name, or will."""
+        return self._index.of_model(model)
+
     def names(self) -> set[str]:
         """Return every name of a model, whether it can be served now or not."""
         return {*self.external, *self._index.models()}

@@ -51,6 +51,10 @@ class WorkerFacts:
     """Seconds until the worker is started again; None: the worker is not down, or stays down."""
     on_demand: bool
     """Whether the worker has a process only while its model is wanted."""
+    copy: Count | None
+    """The worker's number among the copies of its table; None: it is the only worker of its table."""
+    copies: Count | None
+    """How many copies of its table are wanted; None: it is the only worker of its table."""
     coming: bool
     """Whether the worker will probably be ready soon without being asked for: it starts, or is started again."""
     ready_in_s: Annotated[float, Between(0)] | None
@@ -164,6 +168,8 @@ def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
         "cause": end.cause or None if end else None,
         "retry_in_s": _rest_s(worker.retry_at, now),
         "on_demand": worker.on_demand,
+        "copy": worker.copy_number or None,
+        "copies": worker.copies_wanted or None,
         "coming": worker.is_coming(state, table.trouble_of(worker)),
         "ready_in_s": _rest_s(worker.ready_at, now) if state != "ready" else None,
         "load": worker.load.story(now) if worker.load and state in LOADING else None,

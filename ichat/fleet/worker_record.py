@@ -132,6 +132,10 @@ class WorkerRecord:
     """Requests under way at once, at most, where the gateway's configuration says so."""
     server: Server | None = None
     """The server, if the configuration registers it; such a worker sends no heartbeats."""
+    copy_number: int = 0
+    """Its number among the copies of its table; 0: it is no copy."""
+    copies_wanted: int = 0
+    """How many copies of its table are wanted; 0: it is no copy."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """The settings of a managed worker that operators see."""
     machine: Machine | None = None

@@ -16,6 +16,9 @@ from ichat.fleet.worker_record import State
 from ichat.supervisor.run_progress import RunResult
 from ichat.supervisor.swaps import Phase
 
+DOUBLED_MAX = 64
+"""How often the wait before a restart is doubled, at most."""
+
 
 @frozen
 class Wanted:
@@ -210,7 +213,7 @@ def ended(
     most = settings.attempts_max
     failures = result.count_failure(actual.failures, most, is_on_demand=on_demand)
     is_final = result.end.exit_code == EXIT_USAGE or failures >= most
-    wait_s = math.inf if is_final else min(settings.longest_s, settings.first_s * 2.0 ** (failures - 1))
+    wait_s = math.inf if is_final else min(settings.longest_s, settings.first_s * 2.0 ** min(failures - 1, DOUBLED_MAX))
     kind = "cold" if on_demand and result.was_up and not is_final else "failed"
     if on_demand or wanted.state == "asleep":
         wanted = attrs.evolve(wanted, state="cold" if on_demand else "loaded", takes_requests=True)

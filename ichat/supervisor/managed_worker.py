@@ -1,6 +1,7 @@
 """A worker that the gateway starts: launched, supervised, restarted, drained and removed."""
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +9,7 @@ import attrs
 import trio
 from attrs import frozen
 
-from ichat.config.schema import ManagedWorkerConfig
+from ichat.config.schema import ManagedWorkerConfig, Restart
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.listeners import wait_any
@@ -236,9 +237,15 @@ class ManagedWorker:
                 self.life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
         self._give_back()
-        is_final = self.life.end_run(result, self._context.config.restart)
+        is_final = self.life.end_run(result, self._restart_settings)
         if is_final:
             self._context.log_store.finish(self.id)
+
+    @property
+    def _restart_settings(self) -> Restart:
+        """The settings of restarts; a worker that is one of several copies is restarted for ever."""
+        settings = self._context.config.restart
+        return attrs.evolve(settings, attempts_max=sys.maxsize) if self.spec.replicas.max > 1 else settings
 
     async def _run_once(self) -> RunResult:
         """Start it and wait for its end."""

@@ -9,6 +9,7 @@ import trio
 from ichat.fleet.fleet import Fleet
 from ichat.listeners import Gate, Listeners
 from ichat.protocol.messages import saved_form
+from ichat.supervisor.copies import ReplicaNumbers
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.state import SavedRemoteWorker, SavedState, StateDirectory
 
@@ -29,14 +30,16 @@ class WorkerMemory:
         fleet: Fleet,
         workers: Mapping[str, ManagedWorker],
         token: Callable[[], str],
+        numbers: ReplicaNumbers,
         *,
         remember_s: float = REMEMBER_S,
     ) -> None:
-        """`workers` are those of this gateway; `token` returns a digest of the workers' token."""
+        """`workers` are those of this gateway; `token` returns a digest of the workers' token, `numbers` are saved."""
         self._state = state
         self._fleet = fleet
         self._workers = workers
         self._token = token
+        self._numbers = numbers
         self.gate = Gate()
         """While it is closed, nothing is saved but by `save`."""
         self._remember_s = remember_s
@@ -56,7 +59,8 @@ class WorkerMemory:
         return f"<WorkerMemory {self._state.path}>"
 
     def restore(self, known: SavedState) -> None:
-        """Go on with the numbers of launches after those of an earlier gateway."""
+        """Go on with the numbers of launches after those of an earlier gateway, and with its numbers of copies."""
+        self._numbers.restore(known.replicas)
         self._launches = max(self._launches, known.launches, *(one.launch for one in known.started))
 
     def next_launch(self) -> int:
@@ -100,6 +104,7 @@ class WorkerMemory:
         workers, launches = [(one.saved(), one.has_launch) for one in self._workers.values()], self._launches
         started = [saved for saved, has_launch in workers if saved.is_launched or has_launch]
         load_seconds, load_phases = self._fleet.managed.times.saved()
+        replicas = self._numbers.saved()
 
         def save() -> None:
             heard = [
@@ -108,7 +113,12 @@ class WorkerMemory:
             ]
             self._state.save(
                 SavedState(
-                    started=started, heard=heard, load_seconds=load_seconds, load_phases=load_phases, launches=launches
+                    started=started,
+                    heard=heard,
+                    load_seconds=load_seconds,
+                    load_phases=load_phases,
+                    launches=launches,
+                    replicas=replicas,
                 )
             )
 

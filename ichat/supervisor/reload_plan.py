@@ -6,7 +6,7 @@ A worker with unchanged keys keeps running, wherever it stands in the file.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -29,6 +29,7 @@ Engines = Mapping[str, EngineSettings]
 
 VALUE_CHARACTERS_MAX = 80
 _STAYS_FAILED = "it has failed and nothing of it has changed, so it stays as it is; reload --restart-failed starts it"
+_ROLLS = "without a gap: the copies are restarted in turn"
 
 
 @frozen
@@ -49,6 +50,10 @@ class Running:
     """The id of the new worker that will replace it once that is ready; empty if none will."""
     placed: Sequence[int] = ()
     """The GPUs that the gateway has chosen for it."""
+    is_ready: bool = True
+    """Whether it serves its model, or waits to be wanted."""
+    requests: int = 0
+    """Under way there."""
 
     @property
     def has_process(self) -> bool:
@@ -73,6 +78,8 @@ class Change:
     It needs nothing that a restarted worker still has, and no started worker needs a resource of its old
     process; it may need a resource of a stopped worker.
     """
+    rolls: bool = False
+    """Of a restart of a copy: whether it waits until every other copy of its model serves."""
     gap: str = ""
     """Of a restart of a serving worker: whether the model is served all the while, and if not, why."""
 
@@ -114,11 +121,19 @@ def changes_of_workers(
             engines = old_engines.get(spec.backend), new_engines.get(spec.backend)
             changes.append(_change(one, spec, *engines, restart_failed=restart_failed))
         else:
-            changes.append(Change("stop", one.worker_id, None, "the configuration has it no more"))
+            changes.append(Change("stop", one.worker_id, None, _why_stopped(one, wanted)))
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
     changes += [Change("start", "", spec, "it is in the configuration and does not run") for spec in new]
     return _with_new_first(changes, {one.worker_id: one for one in running}, old_engines, new_engines)
+
+
+def in_order_of_stay(copies: Iterable[Running]) -> list[Running]:
+    """Return copies of a worker in this order: those that stay longest if there are too many are first.
+
+    Copies that do not serve go first, then those with the fewest requests, then the youngest.
+    """
+    return sorted(copies, key=lambda one: (one.has_failed, one.is_down, not one.is_ready, -one.requests))
 
 
 def step_of(change: Change) -> ReloadStep:
@@ -147,23 +162,32 @@ def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) 
     First the same, then those that need no restart, then those of the same model. Workers that have failed are last
     each time: of two that are alike, the working worker stays.
     """
-    keys: list[Callable[[ManagedWorkerConfig], str]] = [
-        text_of,
-        _needs_of,
-        lambda spec: spec.model_name,
+    ours = [one for one in running if not one.is_launched]
+    alike, in_file = in_order_of_stay(ours), sorted(ours, key=lambda one: one.has_failed)
+    keys: list[tuple[Callable[[ManagedWorkerConfig], str], Sequence[Running]]] = [
+        (text_of, alike),
+        (_needs_of, alike),
+        (lambda spec: spec.model_name, in_file),
     ]
     taken: dict[str, int] = {}
-    for key in keys:
+    for key, in_turn in keys:
         open_ones: dict[str, list[int]] = {}
         used = set(taken.values())
         for index, spec in enumerate(wanted):
             if index not in used:
                 open_ones.setdefault(key(spec), []).append(index)
-        for one in sorted((one for one in running if not one.is_launched), key=lambda one: one.has_failed):
+        for one in in_turn:
             indexes = open_ones.get(key(one.spec))
             if one.worker_id not in taken and indexes:
                 taken[one.worker_id] = indexes.pop(0)
     return taken
+
+
+def _why_stopped(one: Running, wanted: Sequence[ManagedWorkerConfig]) -> str:
+    left = [spec for spec in wanted if spec.model_name == one.spec.model_name]
+    if any(spec.replicas.max > 1 for spec in (one.spec, *left)) and left:
+        return f"the configuration has fewer copies of {one.spec.model_name}: {len(left)}"
+    return "the configuration has it no more"
 
 
 def _change(
@@ -269,14 +293,23 @@ def _marked(
     changes: Sequence[Change], running: Mapping[str, Running], needs: Mapping[str, str], left_out: Collection[str]
 ) -> Iterator[Change]:
     """Yield the changes with the effect of the needs that keep processes from staying."""
+    copies = _copies_that_stay(changes)
     for change in changes:
         one, need = running.get(change.worker_id), needs.get(change.worker_id, "")
         if change.action == "stop" and need:
             yield attrs.evolve(change, why=need)
         elif change.action == "restart" and change.spec is not None and one is not None and one.has_process:
-            yield attrs.evolve(change, new_first=not need, gap="" if one.is_down else _gap(change.spec, need))
+            rolls = one.is_ready and not one.is_down and copies[change.spec.model_name] > 1
+            gap = _ROLLS if rolls else "" if one.is_down else _gap(change.spec, need)
+            yield attrs.evolve(change, new_first=not need, rolls=rolls, gap=gap)
         elif change.worker_id not in left_out:
             yield change
+
+
+def _copies_that_stay(changes: Sequence[Change]) -> Counter[str]:
+    """Return the numbers of copies that the models have before and after the changes, by the models' names."""
+    specs = (change.spec for change in changes if change.worker_id and change.spec is not None)
+    return Counter(spec.model_name for spec in specs if spec.replicas.max > 1)
 
 
 def _gap(spec: ManagedWorkerConfig, needs: str) -> str:

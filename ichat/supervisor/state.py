@@ -24,6 +24,7 @@ import cattrs
 from cattrs.errors import BaseValidationError
 
 from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret, private
+from ichat.config.replicas import Replicas
 from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
@@ -79,6 +80,15 @@ class SavedRemoteWorker:
 
 
 @attrs.frozen
+class SetReplicas:
+    """The number of copies of a model that an operator has set."""
+
+    configured: Replicas
+    """The number in the configuration at that time: with another number there, this counts no more."""
+    now: Replicas
+
+
+@attrs.frozen
 class SavedState:
     """Everything that is remembered of workers."""
 
@@ -90,6 +100,8 @@ class SavedState:
     load_phases: SavedPhaseTimes = attrs.field(factory=SavedPhaseTimes)
     launches: int = 0
     """The number of the newest launch of any worker: each launch has a higher number than those before it."""
+    replicas: dict[str, SetReplicas] = attrs.field(factory=dict[str, SetReplicas])
+    """The numbers of copies that operators have set, by models."""
 
 
 @attrs.frozen
@@ -164,7 +176,8 @@ class StateDirectory:
         with open(written, "w", encoding="utf-8", opener=private) as file:  # environments may hold keys
             started = json.dumps([attrs.asdict(one) for one in known.started])
             times = f'"load_seconds": {json.dumps(known.load_seconds)}, "load_phases": {json.dumps(known.load_phases)}'
-            file.write(f'{{"version": {known.version}, {times}, "launches": {known.launches},')
+            replicas = json.dumps({name: attrs.asdict(one) for name, one in known.replicas.items()})
+            file.write(f'{{"version": {known.version}, {times}, "launches": {known.launches}, "replicas": {replicas},')
             file.write(f' "started": {started}, "heard": [')
             for number, one in enumerate(known.heard):  # thousands of workers are not a single text
                 saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}

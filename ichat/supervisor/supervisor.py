@@ -9,13 +9,13 @@ import attrs
 import trio
 
 from ichat import errors
+from ichat.config.copies import each_copy
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import request_heartbeats
-from ichat.fleet.worker_record import HEALTHY
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
@@ -25,6 +25,7 @@ from ichat.security.keys import digest_of
 from ichat.security.redact import shown
 from ichat.supervisor.books import Books, objection_to
 from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.copies import Copies, ReplicaNumbers
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.launcher import FoundProcess, Launcher
@@ -33,7 +34,8 @@ from ichat.supervisor.loader import Loader
 from ichat.supervisor.local_launcher import LocalLauncher
 from ichat.supervisor.managed_worker import Earlier, ManagedWorker, holders_before
 from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
-from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
+from ichat.supervisor.reload_plan import Change, changes_of_workers
+from ichat.supervisor.restarts import Restarts
 from ichat.supervisor.state import (
     HandedWorkers,
     SavedManagedWorker,
@@ -65,15 +67,21 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
-        self._replaced: dict[str, ManagedWorker] = {}
-        """The new worker that will replace a worker once it is ready, by the id of the worker that still serves."""
         self.gpus = GpuReader()
         """Reads the GPUs of this machine, for all of the gateway."""
         launcher = launcher or LocalLauncher(state, log_store, self.gpus, kept=kept)
-        self._memory = memory = WorkerMemory(state, fleet, self._workers, self._token, remember_s=remember_s)
+        self._numbers = ReplicaNumbers()
+        self._memory = memory = WorkerMemory(
+            state, fleet, self._workers, self._token, self._numbers, remember_s=remember_s
+        )
         self._context = SupervisorContext(
             config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate
         )
+        self._restarts = Restarts(self._context, self._workers, self._start_new, self._end_soon)
+        self.copies = Copies(
+            self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
+        )
+        """Changes the numbers of copies."""
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -129,6 +137,7 @@ class Supervisor:
             self._memory.save_soon()
             nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
+            nursery.start_soon(self._restarts.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
@@ -147,12 +156,12 @@ class Supervisor:
 
     def change_under_way(self) -> str:
         """Return in a sentence why the workers cannot be handed over now; "" if they can."""
-        if self._replaced:
-            return f"Worker {next(iter(self._replaced))} is being replaced after a reload: try again later."
+        if restarting := self._restarts.under_way():
+            return f"Worker {restarting[0]} is being replaced after a reload: try again later."
         for worker in self._workers.values():
             is_starting = worker.has_launch and not worker.pid and not worker.record.lacks
             is_changing = isinstance(worker.life.actual, Changing | Clearing) or is_starting
-            is_loading = worker.has_launch and worker.record.load is not None
+            is_loading = worker.has_launch and worker.record.load is not None and not worker.record.lacks
             if is_changing or is_loading or worker.is_leaving:
                 doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
                 return f"Worker {worker.id} is being {doing}: try again later."
@@ -224,8 +233,16 @@ class Supervisor:
         self._nursery.start_soon(worker.run)
         return worker
 
-    async def launch(self, spec: ManagedWorkerConfig) -> ManagedWorker:
-        """Start a worker that the configuration does not have; a worker that is loaded on demand is cold at first.
+    def _start_new(self, spec: ManagedWorkerConfig, *, is_launched: bool = False) -> ManagedWorker:
+        worker = self._start(self._new_id(spec), spec, is_launched=is_launched)
+        self.copies.number()
+        return worker
+
+    def _end_soon(self, worker: ManagedWorker) -> None:
+        self._remove_soon(worker, self._context.config.timeouts.drain_s)
+
+    async def launch(self, spec: ManagedWorkerConfig) -> Sequence[ManagedWorker]:
+        """Start the copies of a worker that the configuration does not have; an on-demand worker is cold at first.
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
@@ -234,7 +251,7 @@ class Supervisor:
             raise ApiError(409, "cannot_start", " ".join(problems))
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        return self._start(self._new_id(spec), spec, is_launched=True)
+        return [self._start_new(one, is_launched=True) for one in each_copy([spec])]
 
     async def objections_to(self, spec: ManagedWorkerConfig, *, is_trial: bool = False) -> Sequence[str]:
         """Return the obstacles to launching such a worker now, each in a sentence.
@@ -242,10 +259,11 @@ class Supervisor:
         Few trials are examined at once, however many are asked for: all else goes on meanwhile.
         """
         is_later = spec.load == "on_demand"
-        others = holders_before(None, {} if is_later else self._workers)
+        others = dict(holders_before(None, {} if is_later else self._workers))
         table, lack = await objection_to(spec, Books(self._workers), self._context, is_later=is_later)
-        limiter = self._trials if is_trial else None
-        found = await self._context.preflight(table, others, limiter, is_later=is_later)
+        for _ in range(spec.replicas.wanted - 1):
+            others[id_for(spec.model_name, {*self._workers, *others})] = spec
+        found = await self._context.preflight(table, others, self._trials if is_trial else None, is_later=is_later)
         return [lack, *found] if lack else found
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
@@ -277,6 +295,7 @@ class Supervisor:
 
         assert self._nursery is not None
         worker.begin_removal(drain_s)
+        self.copies.number()
         self._nursery.start_soon(remove)
         return done
 
@@ -289,58 +308,32 @@ class Supervisor:
 
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
-        new_ids = {old_id: new.id for old_id, new in self._replaced.items()}
-        workers = [(one, one.record) for one in self._workers.values() if not one.is_leaving]
-        running = [
-            Running(
-                one.id, one.spec, one.is_launched, it.has_failed, it.is_cold, it.is_down, new_ids.get(one.id, ""),
-                one.placed_last if one.booking is not None else (),
-            )
-            for one, it in workers
-        ]  # fmt: skip
+        running = [self.copies.running(one) for one in self._workers.values() if not one.is_leaving]
+        wanted = each_copy(self._numbers.tables(config))
         engines = self._context.config.engines, config.engines
-        return changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
+        return changes_of_workers(running, wanted, *engines, restart_failed=restart_failed)
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
         self._context.use(config)
+        self._numbers.use(config)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
-            self._replaced.pop(change.worker_id, None)
+            self._restarts.forget(change.worker_id)
             if change.action == "start" and change.spec is not None:
-                self._start(self._new_id(change.spec), change.spec, is_launched=False)
+                self._start_new(change.spec)
             elif worker is None or change.action == "keep":
                 continue
             elif change.action == "stop":
-                self._remove_soon(worker, config.timeouts.drain_s)
+                self._end_soon(worker)
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
-                self._restart(worker, change.spec, new_first=change.new_first)
-
-    def _restart(self, worker: ManagedWorker, spec: ManagedWorkerConfig, *, new_first: bool) -> None:
-        """Have another process with this table, in a new worker if the old worker may serve until that is ready."""
-        serves = worker.is_wanted and not worker.record.is_down and worker not in self._replaced.values()
-        if new_first and spec.load == "start" and serves:
-            new = self._replaced[worker.id] = self._start(self._new_id(spec), spec, is_launched=False)
-            assert self._nursery is not None
-            self._nursery.start_soon(self._replace, worker, new)
-        else:
-            worker.restart(spec)
-
-    async def _replace(self, old: ManagedWorker, new: ManagedWorker) -> None:
-        """End the old worker once the new worker is ready, or will be loaded on demand, unless a reload keeps it."""
-        log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while self._replaced.get(old.id) is new and not (new.is_leaving or old.is_leaving):
-            if new.is_wanted and self._table.state(new.record) not in HEALTHY:
-                await self._table.changed.wait()
-            else:
-                self._remove_soon(old, self._context.config.timeouts.drain_s)
-        if self._replaced.get(old.id) is new:
-            del self._replaced[old.id]
+                self._restarts.begin(worker, change)
+        self.copies.number()
 
 
 def _without_process(states: tuple[Wanted, Actual]) -> tuple[Wanted, NoProcess]:

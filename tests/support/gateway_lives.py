@@ -13,6 +13,8 @@ import signal
 import trio
 import trio.testing
 
+from ichat.config.copies import each_copy
+from ichat.config.replicas import Replicas
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig, Restart, Routing, Timeouts
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
@@ -318,6 +320,7 @@ class World:
         more = {"load": "on_demand"} if chance.random() < 0.1 else {}
         more |= {"max_in_flight": chance.randrange(1, 3)} if chance.random() < 0.2 else {}
         more |= {"port": port} if port and chance.random() < 0.3 else {}
+        more |= {"replicas": Replicas(2, 2)} if not more and chance.random() < 0.3 else {}
         return spec_of(model, version, on_gateway_exit="keep" if version % 2 else "stop", **more)
 
     def any_config(self):
@@ -361,9 +364,9 @@ class World:
 
     async def _launch(self):
         with contextlib.suppress(ApiError, RuntimeError):
-            worker = await self.gateway.supervisor.launch(spec_of("a", 9))
-            self.launched.add(worker.id)
-            self.say(f"launched {worker.id}")
+            copies = await self.gateway.supervisor.launch(spec_of("a", 9))
+            self.launched |= {one.id for one in copies}
+            self.say(f"launched {copies}")
 
     async def _remove(self):
         workers = self.gateway.workers
@@ -379,6 +382,12 @@ class World:
         if isinstance(found, Lease):
             await trio.sleep(self.chance.choice([1, 4, 20]))
             found.release()
+
+    async def _scale(self):
+        with contextlib.suppress(ApiError):
+            count = self.chance.choice([1, 2, 3])
+            scaled = self.gateway.supervisor.copies.scale(self.chance.choice("abc"), Replicas(count, count))
+            self.say(f"{count} copies: {scaled}")
 
     async def _load(self):
         with contextlib.suppress(ApiError):
@@ -438,6 +447,7 @@ class World:
             await self.start_gateway()
             events = [self._reload] * 8
             events += [self._crash, self._tell, self._freeze, self._launch, self._remove, self._request, self._load]
+            events += [self._scale]
             events += self.chance.choice([[self._unload], [], [self.kill_gateway, self.stop_gateway]])
             for _ in range(EVENTS):
                 await self._happen(self.chance.choice(events))
@@ -477,7 +487,7 @@ class World:
         """Return what is not as it should be, in words."""
         workers, table, supervisor = self.gateway.workers, self.gateway.fleet.table, self.gateway.supervisor
         found = collections.Counter(text_of(one.spec) for one in workers if not one.is_launched)
-        wanted = collections.Counter(text_of(one) for one in self.config.managed_workers)
+        wanted = collections.Counter(text_of(one) for one in each_copy(supervisor._numbers.tables(self.config)))
         if found != wanted:
             return f"missing: {wanted - found}, surplus: {found - wanted}"
         if self.launched != (launched := {one.id for one in workers if one.is_launched}):
@@ -492,8 +502,8 @@ class World:
         if {one.pid for one in workers if one.pid} != self.alive.keys():
             return f"the processes are {[*self.alive.values()]}"
         tasks = collections.Counter(task.name.rpartition(".")[2] for task in supervisor._nursery.child_tasks)
-        if tasks["run"] != len(workers) or tasks["_replace"] or tasks["remove"] or supervisor._replaced:
-            return f"the tasks are {tasks}, the replaced workers {supervisor._replaced}"
+        if tasks["run"] != len(workers) or tasks["remove"] or supervisor._restarts.under_way():
+            return f"the tasks are {tasks}, the restarts {supervisor._restarts.under_way()}"
         return "" if self.gateway.logs.known == {one.id for one in workers} else "the logs are of other workers"
 
     def patch(self, monkeypatch):

@@ -63,6 +63,8 @@ def test_workers_of_a_file_are_placed_together(file, capsys):
 
 def test_every_gpu_has_its_reason(file, capsys):
     """A worker without a place has the sentence, and the command ends with 1."""
+    [first, _, third] = rows_of(capsys, "-c", file("gpus = 1\ngpu_memory_gib = 9\nreplicas = 3"), code=1)
+    assert (first["gpu_ids"], third["gpu_ids"]) == ([0], None)
     path = file("gpus = 1\ngpu_memory_gib = 9", "gpus = 2")
     [first, second] = rows_of(capsys, "-c", path, code=1)
     assert (first["gpu_ids"], first["why"]) == ([0], None)

@@ -245,3 +245,15 @@ def test_status_says_how_the_processes_before_have_ended(capsys):
         "1  6  retiring  1  1  -  -  -  -",
     ):
         assert line in text.splitlines()
+
+
+def test_copies_have_a_column_where_there_are_any(text_of):
+    """Workers without copies, and models without them, look as before."""
+    copy = {**READY, "copy": 2, "copies": 3}
+    head, first, second = text_of(show_workers, {"data": [copy, READY]}).splitlines()
+    assert (cells_of(first, head)["COPY"], cells_of(second, head)["COPY"]) == ("2/3", "-")
+    assert "COPY" not in text_of(show_workers, {"data": [READY]})
+    model = {"id": "m", "workers": 2, "in_flight": 0, "queued": 0}
+    counts = {"copies": {"ready": 2, "starting": 1, "wanted": 3}}
+    assert "ready 2, starting 1, wanted 3" in text_of(show_status, {"models": [{**model, **counts}]})
+    assert "COPIES" not in text_of(show_status, {"models": [model]})

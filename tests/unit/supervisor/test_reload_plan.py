@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ichat.admin.setting_changes import steps_of_settings
 from ichat.config import load as configuration
+from ichat.config.replicas import Replicas
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.supervisor.reload_plan import (
     Change,
@@ -67,6 +68,35 @@ def test_new_ones_start_and_those_that_are_gone_stop():
         Change("keep", "w1", spec("b"), ""),
         Change("start", "", spec("c"), "it is in the configuration and does not run"),
     ]
+
+
+def test_fewer_copies_end_those_that_are_missed_least():
+    """First copies that are down, then those that serve nothing, then those with the fewest requests."""
+    old, new = spec(replicas=Replicas(5, 5)), spec(replicas=Replicas(2, 2))
+    running = [
+        Running("w0", old, False, False, requests=2),
+        Running("w1", old, False, False, is_ready=False),
+        Running("w2", old, False, False, requests=3),
+        Running("w3", old, False, False, requests=1),
+        Running("w4", old, False, False, is_down=True),
+    ]
+    changes = changes_of_workers(running, [new, new], {}, {})
+    assert actions(changes) == [("update", "w0"), ("stop", "w1"), ("update", "w2"), ("stop", "w3"), ("stop", "w4")]
+    assert changes[1].why == "the configuration has fewer copies of a: 2"
+
+
+def test_copies_restart_in_turn():
+    """A copy that serves waits for the others; a copy that is down, or the only copy that stays, does not."""
+    old, new = spec(replicas=Replicas(2, 2)), spec(replicas=Replicas(2, 2), heartbeat_interval=4.0)
+    (first, second) = plan([old, old], [new, new])
+    assert (first.action, first.rolls, second.rolls) == ("restart", True, True)
+    assert step_of(first).why.endswith("without a gap: the copies are restarted in turn")
+    (down, up) = changes_of_workers(
+        [Running("w0", old, False, False, is_down=True), Running("w1", old, False, False)], [new, new], {}, {}
+    )
+    assert (down.rolls, up.rolls) == (False, True)
+    (alone, stopped) = plan([old, old], [attrs.evolve(new, replicas=Replicas(1, 1))])
+    assert (alone.action, alone.rolls, stopped.action) == ("restart", False, "stop")
 
 
 def test_changed_workers_restart_by_model_and_in_order():

@@ -57,6 +57,8 @@ NOT_TAKEN = {
         "unix_socket": "it follows from the id",
         "server": A_FILE,
         "settings": A_FILE,
+        "copy_number": "the new process numbers the copies",
+        "copies_wanted": "the new process numbers the copies",
         "max_in_flight": A_FILE,
         "load": "the next heartbeat reports it; no managed worker is loaded during a takeover",
         "prefix_hits": "two further heartbeats show the rate",

@@ -1,0 +1,163 @@
+"""The copies of managed workers: how many are wanted, which number each has, and changes of that by operators."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from ichat import errors
+from ichat.config.copies import contradictions_of_replicas, with_replicas
+from ichat.config.replicas import Replicas
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.errors import ApiError
+from ichat.fleet.worker_record import HEALTHY
+from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.managed_worker import ManagedWorker
+from ichat.supervisor.reload_plan import Running, in_order_of_stay
+from ichat.supervisor.restarts import Restarts, StartWorker
+from ichat.supervisor.state import SetReplicas
+
+
+@frozen
+class ScaledCopies:
+    """The effect of another number of copies."""
+
+    started: Sequence[str]
+    """The ids of new workers."""
+    ending: Sequence[str]
+    """The ids of workers that are drained and ended."""
+
+
+class ReplicaNumbers:
+    """The numbers of copies that operators have set, each until the configuration names other numbers."""
+
+    def __init__(self) -> None:
+        self._set: dict[str, SetReplicas] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReplicaNumbers {self._set}>"
+
+    def tables(self, config: Config) -> list[ManagedWorkerConfig]:
+        """Return the tables of a configuration with the numbers that are in force."""
+        return [self._in_force(worker) for worker in config.managed_workers]
+
+    def _in_force(self, worker: ManagedWorkerConfig) -> ManagedWorkerConfig:
+        found = self._set.get(worker.model_name)
+        return worker if found is None or found.configured != worker.replicas else with_replicas(worker, found.now)
+
+    def set(self, worker: ManagedWorkerConfig, now: Replicas) -> None:
+        """Set the number of copies of a table of the configuration."""
+        self._set[worker.model_name] = SetReplicas(worker.replicas, now)
+
+    def use(self, config: Config) -> None:
+        """Forget the numbers of tables for which a configuration names other numbers, or that are gone."""
+        configured = {(worker.model_name, worker.replicas) for worker in config.managed_workers}
+        self._set = {name: one for name, one in self._set.items() if (name, one.configured) in configured}
+
+    def saved(self) -> dict[str, SetReplicas]:
+        """Return the numbers for the next gateway."""
+        return dict(self._set)
+
+    def restore(self, saved: Mapping[str, SetReplicas]) -> None:
+        """Go on with the numbers of an earlier gateway."""
+        self._set = dict(saved)
+
+
+class Copies:
+    """Changes the numbers of copies, and gives each copy its number."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        workers: Mapping[str, ManagedWorker],
+        numbers: ReplicaNumbers,
+        restarts: Restarts,
+        *,
+        start: StartWorker,
+        remove: Callable[[ManagedWorker], object],
+    ) -> None:
+        """`start` starts a new worker, `remove` drains and ends a worker for good."""
+        self._context = context
+        self._workers = workers
+        self._numbers = numbers
+        self._restarts = restarts
+        self._start = start
+        self._remove = remove
+
+    def __repr__(self) -> str:
+        return f"<Copies of {len(self._workers)} workers, {self._numbers!r}>"
+
+    def number(self) -> None:
+        """Set the number of each copy among the copies of its model; a worker that will be replaced has none."""
+        groups: dict[tuple[str, bool], list[ManagedWorker]] = {}
+        for one in self._workers.values():
+            if one.is_leaving or self._restarts.new_id(one.id):
+                self._context.managed.number(one.record, 0, 0)
+            else:
+                groups.setdefault((one.spec.model_name, one.is_launched), []).append(one)
+        for group in groups.values():
+            is_copied = any(one.spec.replicas.max > 1 for one in group)
+            wanted = max(len(group), group[0].spec.replicas.wanted) if is_copied else 0
+            for number, one in enumerate(sorted(group, key=lambda one: (len(one.id), one.id)), 1):
+                self._context.managed.number(one.record, number if is_copied else 0, wanted)
+
+    def running(self, worker: ManagedWorker) -> Running:
+        """Return a worker as the plan of a reload needs it."""
+        record, endpoint = worker.record, self._context.table.endpoint_of(worker.record)
+        return Running(
+            worker.id, worker.spec, worker.is_launched, record.has_failed, record.is_cold, record.is_down,
+            self._restarts.new_id(worker.id),
+            is_ready=self._context.table.state(record) in HEALTHY,
+            requests=endpoint.in_flight if endpoint is not None else 0,
+            placed=worker.placed_last if worker.booking is not None else (),
+        )  # fmt: skip
+
+    def scale(self, model: str, replicas: Replicas) -> ScaledCopies:
+        """Change the number of copies of a model: until a reload names another number, or for good if it was launched.
+
+        Raises ApiError: 404 for an unknown model, 409 where the model has no table here, several tables, or copies that
+        are being restarted, 400 where its table does not allow this number.
+        """
+        ours, changed = self._changed(model, replicas)
+        is_launched = bool(ours) and ours[0].is_launched
+        if not is_launched:
+            tables = self._context.config.managed_workers
+            self._numbers.set(next(one for one in tables if one.model_name == model), replicas)
+        there = [self._workers[one.worker_id] for one in in_order_of_stay(map(self.running, ours))]
+        stay, ending = there[: replicas.wanted], there[replicas.wanted :]
+        for one in stay:
+            one.update(with_replicas(one.spec, replicas))
+        for one in ending:
+            self._remove(one)
+        started = [self._start(changed, is_launched=is_launched) for _ in range(replicas.wanted - len(stay))]
+        self.number()
+        self._context.memory.save_soon()
+        return ScaledCopies([one.id for one in started], [one.id for one in ending])
+
+    def _changed(self, model: str, replicas: Replicas) -> tuple[list[ManagedWorker], ManagedWorkerConfig]:
+        """Return the copies of a model, and its table with another number of copies. Raises ApiError as `scale`."""
+        ours = [one for one in self._workers.values() if one.spec.model_name == model and not one.is_leaving]
+        table = self._table_of(model, ours)
+        if restarting := [one.id for one in ours if one.id in self._restarts.under_way()]:
+            raise _conflict("restarting", f"Worker {restarting[0]} is being replaced after a reload: try again later.")
+        changed = with_replicas(table, replicas)
+        if problems := list(contradictions_of_replicas(changed)):
+            raise errors.bad_request(f"{model} cannot have {replicas} copies: {'; '.join(problems)}.")
+        return ours, changed
+
+    def _table_of(self, model: str, ours: Sequence[ManagedWorker]) -> ManagedWorkerConfig:
+        """Return the only table of a model. Raises ApiError 404 and 409."""
+        directory = self._context.directory
+        tables = [one for one in self._numbers.tables(self._context.config) if one.model_name == model]
+        launched = [one.spec for one in ours if one.is_launched]
+        tables += [one for index, one in enumerate(launched) if one not in launched[:index]]
+        if len(tables) > 1:
+            raise _conflict("several_tables", f"The model `{model}` has {len(tables)} tables: change them in the file.")
+        if tables:
+            return tables[0]
+        if directory.has(model):
+            raise _conflict("not_managed", f"The model `{model}` has no worker that this gateway starts.")
+        raise errors.model_not_found(model, directory.names_near(model, directory.has))
+
+
+def _conflict(code: str, message: str) -> ApiError:
+    return ApiError(409, code, message, param="model")
