@@ -341,7 +341,7 @@ class WorkerRecord:
             again = "" if self.retry_at is None else f"; {words} in {max(0, self.retry_at - now):.0f} s"
             return f"worker {self.id} {self.end}{again}"
         if state == "pending":
-            return f"worker {self.id} waits for GPUs: {self.lacks}"
+            return f"worker {self.id} waits for GPUs: {self.lacks.rstrip('.')}"
         if state == "wedged":
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":

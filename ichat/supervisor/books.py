@@ -4,7 +4,7 @@ Each launch has its claim from the decision on until nothing of it is left. Noth
 other claims and the booking, so two launches at the same moment see each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -13,8 +13,8 @@ from attrs import evolve, frozen
 from ichat.config.engine_args import has_share
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.placement.place import Held, NoPlace, PlaceableGpu, Placement, Wish, place
-from ichat.preflight.claims import claims_of, do_share_gpu
+from ichat.placement.place import Held, NoPlace, PlaceableGpu, Placement, Wish, place, places
+from ichat.preflight.claims import Claims, claims_of, do_share_gpu
 from ichat.preflight.placing import held_by, placed
 from ichat.protocol.load_story import MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
@@ -179,3 +179,47 @@ async def objection_to(
     if isinstance(found, NoPlace):
         return spec, found.sentence
     return placed(spec, wish, found, gpus or ()), ""
+
+
+class PossiblePlaces:
+    """The places that workers with `gpus` could have if all others that are loaded on demand made room."""
+
+    def __init__(self, workers: Mapping[str, BookedWorker], context: SupervisorContext) -> None:
+        self._workers = workers
+        self._context = context
+        self._read: dict[str, tuple[ManagedWorkerConfig, Wish, Sequence[PlaceableGpu] | None, float]] = {}
+        """By the workers' ids: the table, the wish, and the GPUs with the time until which they count."""
+
+    def __repr__(self) -> str:
+        return f"<PossiblePlaces {list(self._read)}>"
+
+    async def read(self, wanted: Iterable[BookedWorker]) -> None:
+        """Read the GPUs for these workers, unless they were read less than `REREAD_S` ago."""
+        context, now = self._context, trio.current_time()
+        due = [one for one in wanted if one.booking is None and not self._is_fresh(one, now)]
+        for worker_id in self._read.keys() - self._workers.keys():
+            del self._read[worker_id]
+        for one in due:
+            wish = await context.launcher.wish(context.config, one.spec)
+            gpus = await context.launcher.placeable(context.config, one.spec)
+            self._read[one.record.id] = one.spec, wish, gpus, trio.current_time() + REREAD_S
+
+    def is_unknown(self, worker: BookedWorker) -> bool:
+        """Return whether a worker needs a place, and the GPUs were never read for its table."""
+        known = self._read.get(worker.record.id)
+        return bool(worker.spec.gpus) and worker.booking is None and (known is None or known[0] is not worker.spec)
+
+    def _is_fresh(self, worker: BookedWorker, now: float) -> bool:
+        return not self.is_unknown(worker) and now < self._read[worker.record.id][3]
+
+    def of(self, worker: BookedWorker) -> Sequence[Claims]:
+        """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`."""
+        known = self._read.get(worker.record.id)
+        if worker.spec.gpus is None or known is None or known[0] is not worker.spec:
+            return ()
+        _, wish, gpus, _ = known
+        permanent = {name: one for name, one in self._workers.items() if not one.is_on_demand}
+        unused = None if gpus is None else [evolve(gpu, used_bytes=None) for gpu in gpus]
+        found = places(evolve(wish, before=tuple(worker.placed_last)), unused, Books(permanent).beside(worker))
+        address = claims_of(worker.spec, has_gpus=True).address
+        return [Claims(dict.fromkeys(one.gpu_ids, one.share), address) for one in found]

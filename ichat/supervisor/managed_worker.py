@@ -160,6 +160,10 @@ class ManagedWorker:
         self.booking, self.placed_last = booking, booking.table.gpu_ids or ()
         self._describe()
 
+    def prefer(self, gpu_ids: Sequence[int]) -> None:
+        """Get these GPUs at the next start if they are free."""
+        self.placed_last = gpu_ids
+
     def _give_back(self) -> None:
         """Have no chosen GPUs any more: nothing is left of the launch."""
         if self.booking is not None:

@@ -90,7 +90,7 @@ async def test_launches_at_the_same_moment_see_each_other(autojump_clock, site):
     assert worker.record.lacks == sentence
     found = site.fleet.directory.availability("c")
     assert isinstance(found, NotReady)
-    assert (found.told, found.reasons) == ("it waits until GPUs are free", f"worker c waits for GPUs: {sentence}")
+    assert (found.told, found.reasons) == ("it waits until GPUs are free", f"worker c waits for GPUs: {sentence[:-1]}")
 
 
 async def test_a_waiting_worker_starts_once_a_place_is_free(autojump_clock, site):
