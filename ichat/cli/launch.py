@@ -177,7 +177,8 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         return 0
     began_at = time.monotonic()
     for worker_id in worker_ids:
-        rest_s = None if args.timeout_s is None else max(0.0, args.timeout_s - (time.monotonic() - began_at))
+        waited_s = round(time.monotonic() - began_at, 3)
+        rest_s = None if args.timeout_s is None else max(0.0, args.timeout_s - waited_s)
         try:
             ready = wait_until_ready(api, worker_id, rest_s)
         except KeyboardInterrupt:

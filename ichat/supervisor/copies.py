@@ -38,20 +38,26 @@ class ReplicaNumbers:
 
     def tables(self, config: Config) -> list[ManagedWorkerConfig]:
         """Return the tables of a configuration with the numbers that are in force."""
-        return [self._in_force(worker) for worker in config.managed_workers]
+        return [self._changed(worker, config) or worker for worker in config.managed_workers]
 
-    def _in_force(self, worker: ManagedWorkerConfig) -> ManagedWorkerConfig:
+    def _changed(self, worker: ManagedWorkerConfig, config: Config) -> ManagedWorkerConfig | None:
+        """Return a table with the number that was set; None: none was, or the table or another table rules it out."""
         found = self._set.get(worker.model_name)
-        return worker if found is None or found.configured != worker.replicas else with_replicas(worker, found.now)
+        if found is None or found.configured != worker.replicas:
+            return None
+        if sum(one.model_name == worker.model_name for one in config.managed_workers) > 1:
+            return None
+        changed = with_replicas(worker, found.now)
+        return None if any(contradictions_of_replicas(changed)) else changed
 
     def set(self, worker: ManagedWorkerConfig, now: Replicas) -> None:
         """Set the number of copies of a table of the configuration."""
         self._set[worker.model_name] = SetReplicas(worker.replicas, now)
 
     def use(self, config: Config) -> None:
-        """Forget the numbers of tables for which a configuration names other numbers, or that are gone."""
-        configured = {(worker.model_name, worker.replicas) for worker in config.managed_workers}
-        self._set = {name: one for name, one in self._set.items() if (name, one.configured) in configured}
+        """Forget the numbers that are not in force with a configuration."""
+        kept = {worker.model_name for worker in config.managed_workers if self._changed(worker, config) is not None}
+        self._set = {name: one for name, one in self._set.items() if name in kept}
 
     def saved(self) -> dict[str, SetReplicas]:
         """Return the numbers for the next gateway."""

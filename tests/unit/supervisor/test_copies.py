@@ -165,6 +165,17 @@ async def test_an_operator_changes_the_number(autojump_clock, begin):
     assert len(ready(world)) == 4
 
 
+@pytest.mark.parametrize("later", [[spec_of("a", port=7000)], [spec_of("a"), spec_of("a", 1)]])
+async def test_a_table_that_rules_the_number_out_ends_it(autojump_clock, begin, later):
+    """A reload may give the only table a port, or the model a second table: then the file's number counts."""
+    world = await begin(spec_of("a"))
+    scale(world, "a", 3)
+    await world.rest()
+    world.reload(config_of(later))
+    await world.rest()
+    assert len(ready(world)) == len(later)
+
+
 async def test_the_next_gateway_keeps_the_number(autojump_clock, begin):
     world = await begin(copies_of("a", 1, on_gateway_exit="keep"))
     scale(world, "a", 3)
