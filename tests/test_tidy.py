@@ -65,6 +65,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/supervisor/loader.py",
     "ichat/supervisor/managed_worker.py",
     "ichat/supervisor/memory.py",
+    "ichat/supervisor/memory_learner.py",
 }
 
 

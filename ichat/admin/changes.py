@@ -16,6 +16,8 @@ from ichat.fleet.worker_record import WorkerRecord
 
 FIGURES_AT_ONCE = 100
 """The most things of a kind with figures in a round."""
+_UNSURE = object()
+"""Facts or figures of which some followers have others: they differ from all others."""
 
 
 class ToldMarks:
@@ -32,6 +34,18 @@ class ToldMarks:
     def clear(self) -> None:
         """Forget all of it: there are no followers."""
         self._told.clear()
+
+    def note_state(self, state: dict[str, tuple[object, object]]) -> None:
+        """Note the facts and figures in the state that new followers get; `find` returns all that differ from it.
+
+        So they get a thing that is soon as it was for the others, and the others get a thing that stays so.
+        """
+        for key in self._told.keys() | state.keys():
+            told, marks = self._told.get(key), state.get(key)
+            if told is None or marks is None or told[0] != marks[0]:
+                self._told[key] = (_UNSURE, _UNSURE, self._turn)
+            elif told[1] != marks[1]:
+                self._told[key] = (told[0], _UNSURE, told[2])
 
     def find(self, now: dict[str, tuple[object, object]], *, with_figures: bool) -> tuple[list[str], list[str]]:
         """Return the ids of things to send, and the ids of things that are gone.

@@ -13,7 +13,7 @@ from ichat.admin import views
 from ichat.admin.config_view import changed_keys, shown_section
 from ichat.admin.context import long_response, query_string, read_flags, stream_response
 from ichat.admin.events import KEEP_ALIVE_S, EventStreams
-from ichat.admin.lists import with_long_list
+from ichat.admin.lists import read_finished_query, with_long_list
 from ichat.admin.operations import TEXT, Operations, content_of, flag, query
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
@@ -28,6 +28,7 @@ from ichat.observability.history import COLUMNS, OF_MODEL, OF_WORKER
 from ichat.observability.logs.stream import read_flag, read_parameters
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
+from ichat.proxy.finished_requests import FinishedRequests
 from ichat.proxy.requests_in_flight import RequestsView
 from ichat.supervisor.engine_flags import EngineFlags, engines_of
 from ichat.supervisor.supervisor import Supervisor
@@ -125,10 +126,33 @@ async def get_history(overview: Overview) -> Response:
     return long_response(overview.history.parts(None if worker is None else (worker,)))
 
 
-@operations.add("GET /v1/admin/requests")
+@operations.add(
+    "GET /v1/admin/requests",
+    parameters=[query("id", TEXT, "Only requests with this `id` or `own_id`; left out: the oldest.")],
+    failures={"400": _WRONG},
+)
 async def get_requests(overview: Overview) -> RequestsView:
     """Return the requests in flight."""
-    return overview.in_flight.view()
+    return overview.in_flight.view(read_parameters(query_string(), ("id",)).get("id"))
+
+
+@operations.add(
+    "GET /v1/admin/requests/finished",
+    response="FinishedRequests",
+    parameters=[
+        query("limit", {"type": "integer", "minimum": 1, "default": 100}, "The most requests, the newest of them."),
+        query("id", TEXT, "Only requests with this `id` or `own_id`."),
+        query("model", TEXT, "Only of this model, or of the name that stands for models."),
+        query("key", TEXT, "Only of the key of this name; empty: without a key."),
+        query("worker", TEXT, "Only of this worker or external route."),
+        flag("failed", "Only requests that ended with an error, or were cut off."),
+    ],
+    failures={"400": _WRONG},
+)
+async def get_finished_requests(finished: FinishedRequests) -> Response:
+    """Return the newest requests to models that have ended, newest first (`logs.finished_requests_max`)."""
+    wanted = read_finished_query(query_string())
+    return long_response(with_long_list(finished.view(), "requests", finished.select(wanted)))
 
 
 @operations.add(

@@ -287,7 +287,9 @@ class EventStreams:
         yield from overview.history.parts(workers=())
         for kind in self._kinds:
             yield f', "{kind.name}": ['
-            yield from joined(to_json(one.view) for one in kind.read())
+            state: dict[str, tuple[object, object]] = {}
+            yield from joined(to_json(one.view) for one in kind.read_into(state))
+            kind.told.note_state(state)
             yield "]"
         yield "}"
 
@@ -323,6 +325,12 @@ class _Kind:
     """Of the changed things in the event."""
     read: Callable[[], Iterator[_Marked]]
     told: ToldMarks = attrs.field(factory=ToldMarks)
+
+    def read_into(self, marks: dict[str, tuple[object, object]]) -> Iterator[_Marked]:
+        """Yield the things, and note their marks by their ids."""
+        for one in self.read():
+            marks[one.id] = one.marks
+            yield one
 
     async def next_event(self, *, with_figures: bool, is_wanted: bool) -> bytes | None:
         """Return the event about the changes since the last look; None if there are none, or no follower wants it."""

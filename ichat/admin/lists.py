@@ -20,6 +20,7 @@ from ichat.hardware.machines import MachineView
 from ichat.observability.fleet_metrics import STATES
 from ichat.observability.logs.stream import read_flag, read_parameters
 from ichat.protocol.json_text import encoder
+from ichat.proxy.finished_requests import FinishedQuery
 
 PIECE_BYTES = 64 * 1024
 """A piece ends with the part that brings it to this length."""
@@ -108,8 +109,7 @@ def read_worker_query(query: str) -> WorkerQuery:
     """Read the query of a target (`limit=100&after=w-7`). Raises ApiError 400."""
     values = read_parameters(query, _KNOWN)
     limit, state = values.get("limit"), values.get("state")
-    if limit is not None and not _NUMBER.fullmatch(limit):
-        raise bad_request(f"limit must be a number of workers from 1 on, not {limit!r}.", param="limit")
+    _check_limit(limit, "workers")
     if state is not None and state not in STATES:
         raise bad_request(f"state must be one of {', '.join(sorted(STATES))}, not {state!r}.", param="state")
     return WorkerQuery(
@@ -119,6 +119,26 @@ def read_worker_query(query: str) -> WorkerQuery:
         model=values.get("model"),
         state=state,
     )
+
+
+def read_finished_query(query: str) -> FinishedQuery:
+    """Read the query of a target (`limit=20&failed=1`). Raises ApiError 400."""
+    values = read_parameters(query, ("limit", "id", "model", "key", "worker", "failed"))
+    limit = values.get("limit", "100")
+    _check_limit(limit, "requests")
+    return FinishedQuery(
+        limit=int(limit),
+        id=values.get("id"),
+        model=values.get("model"),
+        key=values.get("key"),
+        worker=values.get("worker"),
+        failed=read_flag(values, "failed", default=False),
+    )
+
+
+def _check_limit(limit: str | None, noun: str) -> None:
+    if limit is not None and not _NUMBER.fullmatch(limit):
+        raise bad_request(f"limit must be a number of {noun} from 1 on, not {limit!r}.", param="limit")
 
 
 def worker_parts(table: WorkerTable, query: WorkerQuery) -> Iterator[str]:

@@ -41,6 +41,7 @@ from ichat.protocol.messages import (
 )
 from ichat.protocol.model_entry import ModelEntry
 from ichat.protocol.prefixes import PrefixReport
+from ichat.proxy.finished_requests import FinishedRequest, FinishedRequestsView
 from ichat.proxy.requests_in_flight import RequestsView, RequestView
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.supervisor.reload_plan import ReloadStep
@@ -52,7 +53,7 @@ PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
     WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.ReplicasChange,
-    views.RequestCancelled, views.Version, views.Welcome,
+    views.RequestCancelled, views.Version, views.Welcome, FinishedRequest,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {
     **{one: one.__name__ for one in _SAME_NAMES},
@@ -68,6 +69,7 @@ COMPONENTS: Mapping[Any, str] = {
     KeyList: "Keys",
     RequestView: "RequestInFlight",
     RequestsView: "RequestsInFlight",
+    FinishedRequestsView: "FinishedRequests",
     HeartbeatResponse: "HeartbeatAnswer",
     RouteView: "Route",
     views.EngineList: "Engines",

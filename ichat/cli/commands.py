@@ -14,6 +14,7 @@ from ichat.cli import usage as costs
 from ichat.cli.client import EXIT_REFUSED, WAITS, Api, JsonReply, RequestRefused, Waits, open_api, worker_path
 from ichat.cli.gateway_address import add_flags, config_for
 from ichat.cli.json_values import Json, objects_of
+from ichat.cli.requests import add_requests_flags, run_requests
 from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
 from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
@@ -197,6 +198,12 @@ _TABLE = (
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
+    Command(
+        "requests [ID] [--done]",
+        "requests in flight or ended; the timeline of a request",
+        add_requests_flags,
+        run_requests,
+    ),
     Command(
         "usage [--by key,model,day]",
         "requests, tokens and their price, by key, model or time",

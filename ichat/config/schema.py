@@ -31,8 +31,7 @@ POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "
 """The policies of `routing/policies.py`, and that of `routing/prefix_policy.py`."""
 
 _PORT = Between(0, 65535)
-_SECONDS = Between(0.001, 1e9)
-_SECONDS_OR_0 = Between(0, 1e9)
+_SECONDS, _SECONDS_OR_0 = Between(0.001, 1e9), Between(0, 1e9)
 _COUNT = Between(1, 1_000_000)
 _AMOUNT, _PERIOD_AMOUNT = Between(1, 10**12), Between(1, 10**15)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
@@ -78,6 +77,7 @@ class Logs:
     access_log: str = checked(None, "-", reload="later")
     format: str = checked(one_of("auto", "text", "json"), "auto", reload="later")
     access_lines_max: int = checked(_COUNT, 10_000, reload="later")
+    finished_requests_max: int = checked(Between(0, 10_000), 500)
     ring_lines_max: int = checked(_COUNT, 10_000)
     ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
     line_bytes_max: int = checked(Between(256, LINE_BYTES_LIMIT), 16 * 1024)

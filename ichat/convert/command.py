@@ -144,9 +144,9 @@ def _recognise(keys: Collection[str], source: str) -> str:
 
 def _write(path: str, text: str, *, is_secret: bool, replaces: bool) -> None:
     """Write a new file as a whole; only this user may read it if it has secrets. Raises Exit 64."""
-    written = f"{path}.new" if replaces else path
+    written = f"{path}.{os.urandom(4).hex()}" if replaces else path
     try:
-        with open(written, "w" if replaces else "x", encoding="utf-8", opener=private if is_secret else None) as file:
+        with open(written, "x", encoding="utf-8", opener=private if is_secret else None) as file:
             try:
                 file.write(text)
                 file.flush()

@@ -17,6 +17,7 @@ from ichat.cli.client import Api, open_api
 from ichat.cli.gateway_address import USUAL_FILE, add_flags
 from ichat.cli.screen import Screen, prepare_streams, raise_interrupts
 from ichat.config.command_line import CommandLineParser
+from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.engines import find_in_engines, read_engine_facts, read_processor_facts
 from ichat.doctor.findings import Finding, FindingGroup, reason_of, show_report, to_json, worst_of
@@ -36,6 +37,7 @@ from ichat.errors import EXIT_INTERRUPTED
 from ichat.fleet.registered_servers import server_ids
 from ichat.hardware.gpus import Gpu
 from ichat.preflight.facts import VISIBLE, gpus_for
+from ichat.preflight.learnt_file import read_learnt
 from ichat.supervisor.processes import descendants, kill
 
 EXAMINE_S = 8.0
@@ -232,8 +234,9 @@ async def _examine_workers(config: Config, first: _FirstFacts, ends_at: float) -
     workers = await read_worker_facts(config, max(ends_at, trio.current_time() + READ_S), failed)
     await first.known.wait()
     total, limit = await _in_thread(read_memory)
+    learnt, _ = await _in_thread(read_learnt, directory_for(config.server_settings))
     running = set(first.workers_by_pid.values())
-    return find_in_workers([one.beside(first.gpus, running) for one in workers], limit or total)
+    return find_in_workers([one.beside(first.gpus, running, learnt) for one in workers], limit or total)
 
 
 async def _examine_gateway(

@@ -17,9 +17,11 @@ from ichat.doctor.engines import UNCHANGED
 from ichat.doctor.findings import Finding
 from ichat.fleet.registered_servers import id_for
 from ichat.hardware.gpus import Gpu
+from ichat.placement.learnt import LearntMemories
 from ichat.placement.place import NoPlace, Wish
 from ichat.preflight.facts import ENGINES, VISIBLE, Facts, read_facts
 from ichat.preflight.hub import HubFacts, ask_hub
+from ichat.preflight.learnt_file import with_learnt
 from ichat.preflight.model_files import weight_bytes
 from ichat.preflight.obstacles import Obstacle, gib, obstacles_of
 from ichat.preflight.placing import place_tables, read_wish, unbooked
@@ -51,14 +53,19 @@ class WorkerCheckFacts:
     probe_s: float = PROBE_S
     """The time that its interpreter was given to find its engine."""
 
-    def beside(self, gpus: Sequence[Gpu] | None, running: Collection[str]) -> "WorkerCheckFacts":
-        """Return the same with these GPUs; a running worker's own port and memory are no obstacles to it."""
+    def beside(
+        self, gpus: Sequence[Gpu] | None, running: Collection[str], learnt: LearntMemories
+    ) -> "WorkerCheckFacts":
+        """Return the same with these GPUs, and the memory of earlier loads.
+
+        A running worker's own port and memory are no obstacles to it.
+        """
         if self.facts is None:
             return self
         if self.worker_id in running:
             return attrs.evolve(self, facts=attrs.evolve(self.facts, port="free", port_holders=(), gpus=None))
         known = gpus if self.facts.devices == VISIBLE else None
-        return attrs.evolve(self, facts=attrs.evolve(self.facts, gpus=known))
+        return attrs.evolve(self, facts=with_learnt(attrs.evolve(self.facts, gpus=known), self.worker, learnt))
 
     @property
     def has_unchecked_flags(self) -> bool:

@@ -19,13 +19,14 @@ from ichat.engines.load_phases import LoadLines, LoadMark
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit, model_not_found
 from ichat.http.json_body import Member, members_of, spliced, value_of
 from ichat.http.request import Request
+from ichat.protocol.engine_memory import EngineMemory
 from ichat.protocol.messages import Group, ModelCard
 
 __all__ = [
     "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Describer",
-    "Engine", "EngineFlag", "EngineInfo", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "LoadLines", "LoadMark",
-    "Member", "Message", "ModelCard", "Narrator", "Progress", "ProtocolAdapter", "Receive", "Request", "Scope",
-    "Send", "Serve", "Sleeper", "find", "members_of", "model_not_found", "spliced", "value_of",
+    "Engine", "EngineFlag", "EngineInfo", "EngineMemory", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "LoadLines",
+    "LoadMark", "Measured", "Member", "Message", "ModelCard", "Narrator", "Progress", "ProtocolAdapter", "Receive",
+    "Request", "Scope", "Send", "Serve", "Sleeper", "find", "members_of", "model_not_found", "spliced", "value_of",
 ]  # fmt: skip
 
 BUILT_IN = {"vllm": "ichat.engines.vllm.engine:VLLM", "sglang": "ichat.engines.sglang.engine:SGLang"}
@@ -148,6 +149,15 @@ class Describer(Protocol):
 
     def flags(self) -> Sequence[EngineFlag]:
         """Import the engine and return its flags, which need no model. Called instead of `Engine.parse`."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """The additional method of an engine that knows its memory."""
+
+    def memory(self) -> EngineMemory | None:
+        """Return the memory of the loaded engine: the same value from then on; None: not known."""
         ...
 
 

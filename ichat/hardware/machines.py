@@ -153,6 +153,11 @@ def read_machine(
     return MachineReport(by, machine, known, list(workers.values()))
 
 
+def machine_gpus(gpus: Sequence[Gpu]) -> list[MachineGpu]:
+    """Return GPUs as reports have them, without the use of any worker."""
+    return [_gpu(gpu, {}, "") for gpu in gpus]
+
+
 def _stepped(part: int, whole: int) -> int:
     step = max(1, int(whole * STEP))
     return min(whole, round(part / step) * step)

@@ -80,11 +80,13 @@ class RequestRecord:
     """The name that it asked for, if that stands for models; `model` is the model that answered, or was asked last."""
     passed: Sequence[tuple[str, str]] = ()
     """The models that could not answer it before, each with the reason."""
+    own_id: str = ""
+    """The gateway's own id; empty: it is `id`, or not known."""
 
 
 class RecordSink(Protocol):
     """Receives the record of each request when the request has ended."""
 
     def ended(self, record: RequestRecord) -> None:
-        """Note a request that has ended. The sink must not change the record."""
+        """Note a request that has ended. Only the last of all sinks may change the record."""
         ...

@@ -67,6 +67,12 @@ def tokens_in_cache(shape: ModelShape, settings: Settings, cache_bytes: int, len
     return int(blocks / _blocks_of_sequence(groups, settings, length, batch_tokens) * length)
 
 
+def bytes_of_blocks(shape: ModelShape, settings: Settings, blocks: int) -> int | None:
+    """Return the size of a KV cache of vLLM with these blocks; None for a model that has none."""
+    size = bytes_per_token(shape, settings)
+    return math.ceil(blocks * _block_bytes(_groups_of(windows_of(shape, settings)), size, settings)) if size else None
+
+
 def _sglang_token(size: int, windows: Sequence[int | None], settings: Settings) -> float:
     """Return the bytes of a token in all layers."""
     whole = sum(window is None for window in windows)

@@ -1,6 +1,6 @@
 """The memory of a model on a GPU, and the tokens that fit into the rest: pure functions of shape, weights, settings.
 
-Each part says whether it is computed from the model and the flags, or assumed.
+Each part says whether it is computed from the model and the flags, learnt from an earlier load, or assumed.
 """
 
 import math
@@ -11,11 +11,12 @@ import attrs
 from attrs import frozen
 
 from ichat.placement.cache import bytes_per_token, cache_bytes_of_sequence, tokens_in_cache, windows_of
+from ichat.placement.learnt import LearntMemory
 from ichat.placement.model_shape import ModelShape
 from ichat.placement.settings import Settings
 from ichat.placement.weights import WeightSums
 
-Grade = Literal["computed", "assumed"]
+Grade = Literal["computed", "learnt", "assumed"]
 
 MIB, GIB = 1024**2, 1024**3
 VLLM_SHARE = 0.92
@@ -63,6 +64,16 @@ class Estimate:
     """The rest, for the KV cache; None: the GPU is not known."""
     tokens: int | None = None
     """The tokens in the KV cache; 0 for a model that has none."""
+    cache_grade: Grade = "assumed"
+    """How the two figures above are known."""
+    fits_context: bool = False
+    """Whether the engine lowers `context` until a sequence fits."""
+
+    @property
+    def grade(self) -> Grade:
+        """How `least_bytes` is known: by the least certain of its parts."""
+        grades = {part.grade for part in self.parts}
+        return "assumed" if "assumed" in grades else "learnt" if "learnt" in grades else "computed"
 
     @property
     def least_bytes(self) -> int:
@@ -75,16 +86,31 @@ class Estimate:
         return None if not self.tokens else self.tokens / self.context
 
     @property
-    def fits(self) -> bool | None:
-        """Whether the engine can start; None: the GPU is not known."""
+    def holds_context(self) -> bool | None:
+        """Whether a sequence with the most tokens fits; None: the GPU is not known."""
         return None if self.cache_bytes is None else self.cache_bytes >= self.sequence_bytes
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the engine can start; None: the GPU is not known."""
+        return self.holds_context or (None if self.tokens is None else self.fits_context and self.tokens > 0)
 
-def estimate(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int | None = None) -> Estimate:
-    """Return the memory of a model with these weights on each of its GPUs, which have this size if it is known."""
+
+def estimate(
+    shape: ModelShape,
+    weights: WeightSums,
+    settings: Settings,
+    gpu_bytes: int | None = None,
+    learnt: LearntMemory | None = None,
+) -> Estimate:
+    """Return the memory of a model with these weights on each of its GPUs, which have this size if it is known.
+
+    `learnt` has figures of an earlier load in the same circumstances.
+    """
     length = settings.context or shape.context
     batch = batch_tokens_of(settings, gpu_bytes)
-    parts = list(_parts(shape, weights, settings, gpu_bytes))
+    by_rule = list(_parts(shape, weights, settings, gpu_bytes))
+    parts = by_rule if learnt is None else list(_learnt_parts(by_rule, learnt))
     windows = windows_of(shape, settings)
     whole = sum(window is None for window in windows)
     has_cache = shape.attention != "none"
@@ -94,12 +120,35 @@ def estimate(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_byt
         token_bytes=bytes_per_token(shape, settings) * (whole or len(windows)),
         window_layers=len(windows) - whole,
         sequence_bytes=cache_bytes_of_sequence(shape, settings, length, batch) if has_cache else 0,
+        fits_context=settings.fits_context,
     )
-    if gpu_bytes is None:
-        return found
-    left = _cache_bytes(parts, settings, gpu_bytes)
-    tokens = tokens_in_cache(shape, settings, left, length, batch)
-    return attrs.evolve(found, cache_bytes=left, tokens=tokens)
+    if gpu_bytes is not None:
+        left = _cache_bytes(by_rule, parts, settings, gpu_bytes)
+        tokens = tokens_in_cache(shape, settings, left, length, batch)
+        found = attrs.evolve(found, cache_bytes=left, tokens=tokens)
+    if learnt is not None and learnt.tokens is not None:
+        size = learnt.cache_bytes if learnt.cache_bytes is not None else found.cache_bytes
+        found = attrs.evolve(found, cache_bytes=size, tokens=learnt.tokens, cache_grade="learnt")
+    return found
+
+
+def _learnt_parts(parts: Sequence[Part], learnt: LearntMemory) -> Iterator[Part]:
+    """Return the parts with the figures of an earlier load in their place, as far as it had any."""
+    known = {"weights": learnt.weights_bytes, "graphs": learnt.graphs_bytes}
+    found = [
+        part if (size := known.get(part.name)) is None else Part(part.name, size, "learnt", part.note) for part in parts
+    ]
+    need = max(learnt.beside_bytes or 0, learnt.raised_bytes or 0)
+    if not need:
+        yield from found
+        return
+    weights = attrs.evolve(found[0], bytes=min(found[0].bytes, need))
+    graphs = [part for part in found if part.name == "graphs" and part.grade == "learnt"]
+    rest = need - weights.bytes - sum(part.bytes for part in graphs)
+    is_raised = need != learnt.beside_bytes
+    note = "raised after a lack of memory" if is_raised else "activations, graphs and CUDA context"
+    yield from (weights, *graphs)
+    yield Part("everything else", max(rest, 0), "assumed" if is_raised else "learnt", note)
 
 
 def batch_tokens_of(settings: Settings, gpu_bytes: int | None) -> int:
@@ -133,22 +182,30 @@ def refusal_of_sharing(name: str, shape: ModelShape, settings: Settings) -> str:
     return f"{name} has {shape.heads} attention heads: it runs on {listed} GPUs, not on {settings.tensor}."
 
 
-def fewest_gpus(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int) -> int | None:
-    """Return the fewest GPUs of this size that hold a model; None: no number up to `GPUS_MAX` does."""
+def fewest_gpus(
+    shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int, learnt: LearntMemory | None = None
+) -> int | None:
+    """Return the fewest GPUs of this size that hold a model and a sequence; None: no number up to `GPUS_MAX` does.
+
+    `learnt` is as for `estimate`, and counts for the number of GPUs in the settings.
+    """
     for number in tensor_sizes_of(shape):
         tried = attrs.evolve(settings, tensor=number)
-        if tried.ranks <= GPUS_MAX and estimate(shape, weights, tried, gpu_bytes).fits:
+        known = learnt if tried == settings else None
+        if tried.ranks <= GPUS_MAX and estimate(shape, weights, tried, gpu_bytes, known).holds_context:
             return tried.ranks
     return None
 
 
-def longest_context(shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int) -> int:
-    """Return the most tokens of a sequence, in steps of 1024, for which a model fits; 0: for none."""
+def longest_context(
+    shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int, learnt: LearntMemory | None = None
+) -> int:
+    """Return the most tokens in steps of 1024, of a sequence that fits beside a model; 0: none does."""
     fitting, beyond = 0, (settings.context or shape.context) // 1024 + 1
     while beyond - fitting > 1:
         middle = (fitting + beyond) // 2
         tried = attrs.evolve(settings, context=1024 * middle)
-        fits = estimate(shape, weights, tried, gpu_bytes).fits
+        fits = estimate(shape, weights, tried, gpu_bytes, learnt).holds_context
         fitting, beyond = (middle, beyond) if fits else (fitting, middle)
     return 1024 * fitting
 
@@ -205,13 +262,20 @@ def _sglang_reserve(shape: ModelShape, settings: Settings, gpu_bytes: int | None
         yield Part("reserve", missing, "computed", "SGLang leaves 10 GiB free on a GPU with more than 60")
 
 
-def _cache_bytes(parts: Sequence[Part], settings: Settings, gpu_bytes: int) -> int:
-    """Return the memory for the KV cache on a GPU of this size that is empty."""
+def _cache_bytes(by_rule: Sequence[Part], parts: Sequence[Part], settings: Settings, gpu_bytes: int) -> int:
+    """Return the memory for the KV cache on a GPU of this size that is empty.
+
+    SGLang decides by its own rule about each part, and not by the sizes that the parts turn out to have.
+    """
     if settings.cache_bytes is not None:
         return settings.cache_bytes
-    sizes = {part.name: part.bytes for part in parts}
     if settings.backend == "sglang":
-        beside = sum(sizes.values()) - sizes["weights"] - CONTEXT_BYTES
-        share = settings.share or round((gpu_bytes - beside) / gpu_bytes, 3)
-        return math.floor((gpu_bytes - CONTEXT_BYTES) * share) - sizes["weights"]
-    return math.ceil(gpu_bytes * (settings.share or VLLM_SHARE)) - sum(sizes.values())
+        reserve = sum(part.bytes for part in by_rule[1:]) - CONTEXT_BYTES
+        share = settings.share or round((gpu_bytes - reserve) / gpu_bytes, 3)
+        return math.floor((gpu_bytes - CONTEXT_BYTES) * share) - parts[0].bytes
+    return taken_bytes(settings.share, gpu_bytes) - sum(part.bytes for part in parts)
+
+
+def taken_bytes(share: float | None, gpu_bytes: int) -> int:
+    """Return the part of a GPU that vLLM divides between its KV cache and everything else; None: the usual share."""
+    return math.ceil(gpu_bytes * (share or VLLM_SHARE))

@@ -27,8 +27,9 @@ from ichat.config.process_marks import RELAY_VARIABLE, mark_of
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import FlagEntry
 from ichat.engines.flags import KEY_VARIABLE
-from ichat.engines.kept_flags import Interpreter, read_kept
+from ichat.engines.kept_flags import Interpreter, read_kept, version_of
 from ichat.hardware.gpus import Gpu, GpuReader, has_other_gpus
+from ichat.placement.learnt import LearntMemory
 from ichat.preflight.hub import HubFacts, ask_hub, read_hub
 from ichat.preflight.model_files import has_architecture, lack_of
 from ichat.preflight.model_memory import MemoryNeed, read_need
@@ -108,10 +109,16 @@ class Facts:
     model: ModelState = "unchecked"
     model_hint: str = ""
     """A path that may be meant; for an incomplete model, the missing part."""
+    real_path: str = ""
+    """The model's path without links, or its name on a hub."""
     directory: str = ""
     """The directory that relative paths start from."""
     need: MemoryNeed | None = None
     """The memory that the model needs on each GPU; None: it is not known."""
+    learnt: Sequence[LearntMemory] = ()
+    """Its memory at earlier loads, on each kind of GPU."""
+    version: str | None = None
+    """The version of the engine; None: it is not known."""
     hub: HubFacts | None = None
     """The facts about a model that is named as on the hub; None: it is a path."""
     flags: Sequence[FlagEntry] | None = None
@@ -204,14 +211,21 @@ def read_facts(
         python_words=words,
         model=model,
         model_hint=hint,
+        real_path=real_path_of(worker.model_path),
         directory=_here(),
         need=read_need(worker, arguments_of(worker), environment),
+        version=version_of(worker.backend, python) if worker.backend in ENGINES else None,
         hub=read_hub(worker, environment) if is_name else None,
         flags=kept.flags if kept is not None else None,
         has_engine_key=worker.backend in ENGINES and bool(environment.get(KEY_VARIABLE)),
         devices=devices,
         visible=environment.get(devices),
     )
+
+
+def real_path_of(path: str) -> str:
+    """Return the path of a model without links, the same for all paths that lead to it; or its name on a hub."""
+    return os.path.realpath(path) if os.path.exists(path) else path
 
 
 def _here() -> str:

@@ -30,20 +30,31 @@ class ModelDescription:
         return sum_weights(self.shape, self.tensors, element)
 
 
+LOADS_DIFFER = 0.03
+"""The share of the memory beside the KV cache by which two equal loads may differ."""
+
+
 @frozen
 class MemoryNeed:
-    """The memory without which a worker cannot start, on each of its GPUs; all of it is computed."""
+    """The memory without which a worker cannot start, on each of its GPUs: computed, or learnt from an earlier load."""
 
     weights_bytes: int
     sequence_bytes: int
     """The KV cache of the longest sequence; 0 if the engine lowers that length to what fits."""
     context: int
     """The tokens of that sequence."""
+    learnt_bytes: int | None = None
+    """Everything but the KV cache at an earlier load, which then counts in place of the weights; None: not known."""
 
     @property
     def bytes(self) -> int:
-        """Both together."""
-        return self.weights_bytes + self.sequence_bytes
+        """All of it together."""
+        return self.sequence_bytes + (self.weights_bytes if self.learnt_bytes is None else self.learnt_bytes)
+
+    @property
+    def certain_bytes(self) -> int:
+        """The least of it that a next load needs."""
+        return self.bytes - int(LOADS_DIFFER * (self.learnt_bytes or 0))
 
 
 def describe_model(path: str, arguments: Arguments, environment: Mapping[str, str]) -> ModelDescription:

@@ -29,6 +29,7 @@ from ichat.preflight.facts import (
     PortState,
 )
 from ichat.preflight.hub import problems_of_hub
+from ichat.preflight.learnt_file import need_on
 
 HOLDERS_MAX = 3
 BALANCE = 0.9
@@ -304,24 +305,26 @@ def _problems_of_memory(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[s
 
 
 def _problems_of_need(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
-    """Compare a model with the whole memory of its smallest GPU, by computed figures only."""
+    """Compare a model with the whole memory of its smallest GPU, by computed and learnt figures only."""
     gpus = [gpu for gpu in _used_gpus(worker, facts) if gpu.memory_total_bytes and not gpu.is_split]
-    if facts.need is None or not gpus:
+    if not gpus:
         return
     smallest = min(gpus, key=lambda gpu: gpu.memory_total_bytes or 0)
-    total = smallest.memory_total_bytes or 0
+    need, total = need_on(smallest, facts.need, facts.learnt), smallest.memory_total_bytes or 0
     has_share = worker.backend == "vllm" and "kv_cache_memory_bytes" not in arguments_of(worker)
     share = number_in_arguments(worker, *SHARE, default=VLLM_SHARE) if has_share else 1.0
-    if facts.need.bytes <= share * total:
+    if need is None or need.certain_bytes <= share * total:
         return
-    parts, remedy = f"weights {gib(facts.need.weights_bytes)}", "raise tensor_parallel_size"
-    if facts.need.sequence_bytes:
-        parts += f", KV cache of {facts.need.context} tokens {gib(facts.need.sequence_bytes)}"
+    learnt = need.learnt_bytes
+    parts = f"weights {gib(need.weights_bytes)}" if learnt is None else f"learnt: {gib(learnt)} beside its KV cache"
+    remedy = "raise tensor_parallel_size"
+    if need.sequence_bytes:
+        parts += f", KV cache of {need.context} tokens {gib(need.sequence_bytes)}"
         remedy += ", lower max_model_len"
     used = f", of which vLLM uses {gib(share * total)}" if share < 1 else ""
     each = " on each GPU" if _ranks(worker) > 1 else ""
     yield (
-        f"The model needs {gib(facts.need.bytes)} GiB{each} ({parts}), and GPU {smallest.index} has {gib(total)}{used}:"
+        f"The model needs {gib(need.bytes)} GiB{each} ({parts}), and GPU {smallest.index} has {gib(total)}{used}:"
         f" {remedy}, or choose a larger GPU."
     )
 

@@ -16,6 +16,7 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config.checks import MODEL_NAME_CHARACTERS_MAX, is_worker_id
 from ichat.config.strict import Between, Schema, checked, problems_of, section_hook, strict_converter
+from ichat.protocol.engine_memory import EngineMemory
 from ichat.protocol.field_checks import (
     FAILURE_CHARACTERS_MAX,
     GPUS_MAX,
@@ -241,6 +242,8 @@ class Heartbeat:
     """The engine's own figures about its load; other engines' workers may send other numbers too."""
     machine: Machine | None = None
     """The worker's machine, if the gateway does not know it yet or it has changed; otherwise None."""
+    memory: EngineMemory | None = None
+    """Once the worker has loaded: the memory of its engine; None: not known."""
     can_sleep: bool = False
     """Whether the engine can give its memory back, and allocate it again."""
     prefix_reports: bool = False
@@ -294,7 +297,7 @@ class HeartbeatResponse:
 
 _Kind = TypeVar("_Kind", Heartbeat, ShortHeartbeat)
 _converter = strict_converter(forbid_extra_keys=False)
-for _nested in (ModelCard, Group, LoadPhase, MachineGpu, Machine, LateUsage):
+for _nested in (ModelCard, Group, LoadPhase, MachineGpu, Machine, EngineMemory, LateUsage):
     _converter.register_structure_hook(_nested, section_hook(_nested, _converter))
 _structures = {one: section_hook(one, _converter) for one in (Heartbeat, ShortHeartbeat)}
 
@@ -330,6 +333,7 @@ def saved_form(heartbeat: Heartbeat, args: Mapping[str, Any] | None) -> dict[str
     needed = {field.name for field in fields if field.default is attrs.NOTHING}
     known["models"] = [attrs.asdict(model) for model in heartbeat.models]
     known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
+    known["memory"] = attrs.asdict(heartbeat.memory) if heartbeat.memory is not None else None
     known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
     known["args"] = args
     return {name: value for name, value in known.items() if value or name in needed}

@@ -272,6 +272,7 @@ class Exchange:
             chunks=0 if received is None else received.chunks,
             alias=desk.route.name,
             passed=desk.route.passed,
+            own_id=request.own_id.decode(),
         )
 
 

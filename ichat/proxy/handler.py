@@ -24,6 +24,7 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import Exchange, client_address
+from ichat.proxy.finished_requests import FinishedRequests
 from ichat.proxy.late_usage import Spender
 from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
 from ichat.proxy.refusals import over_limit
@@ -61,6 +62,7 @@ class Gateway:
         ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
         control: ControlPlane,
+        finished: FinishedRequests,
     ) -> None:
         self.context = context
         self.cors = cors_of(context.settings.cors_origins, is_control)
@@ -72,6 +74,7 @@ class Gateway:
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
         self.in_flight = RequestsInFlight()
+        self.finished = finished
         heartbeats.used_late.add(context.late_usage.settle)
         context.late_usage.used.add(self._count_late)
         self._control = control
@@ -81,8 +84,9 @@ class Gateway:
             context.quotas,
             *([tracing] if tracing.sends_spans else ()),
             *([access] if access.enabled else ()),
+            finished,
         ]
-        """Each of them gets the record of each request when the request has ended."""
+        """Each of them gets the record of each request when the request has ended; the last sink keeps it."""
         self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {
             "response": self._answer_response,
             "preflight": self._answer_preflight,
@@ -93,9 +97,10 @@ class Gateway:
         }
 
     def reconfigure(self, config: Config) -> None:
-        """Use the origins, and the bounds on streams of logs and events, of another configuration."""
+        """Use the origins, and the bounds on streams and on finished requests, of another configuration."""
         self.cors = cors_of(config.server_settings.cors_origins, is_control)
         self._control.set_bounds(config)
+        self.finished.reconfigure(config)
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request. Raises ApiError before the body is read if the key is not right.
@@ -257,11 +262,10 @@ class Gateway:
         caller = self.context.auth.caller(head or _NO_HEAD, peer)
         if error.status != CLIENT_LEFT:
             self._metrics.refused(error.limit or error.code, caller.key_name)
+        client, shown_id = client_address(caller, peer), request_id.decode()
+        self.finished.refused(error, shown_id, client, caller.key_name, head)
         if self._access.enabled:
-            entry: dict[str, str | int | float | None] = {
-                "id": request_id.decode(),
-                "client": client_address(caller, peer),
-            }
+            entry: dict[str, str | int | float | None] = {"id": shown_id, "client": client}
             if head is not None:
                 entry |= {"method": head.method.decode("latin-1"), "path": shown_path(head.path)}
             self._access.add(entry | {"status": error.status, "error": error.code})

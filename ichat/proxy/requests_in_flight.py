@@ -105,10 +105,13 @@ class RequestsInFlight:
     def __repr__(self) -> str:
         return f"<RequestsInFlight {len(self.requests)}>"
 
-    def view(self) -> RequestsView:
-        """Return the facts about the oldest requests."""
-        now, oldest = trio.current_time(), itertools.islice(self.requests, SHOWN_MAX)
-        return RequestsView([_view_of(one, now) for one in oldest], len(self.requests))
+    def view(self, request_id: str | None = None) -> RequestsView:
+        """Return the facts about the oldest requests, or about those with this id, the gateway's or the client's."""
+        now, found = trio.current_time(), self.requests
+        if request_id is not None:
+            wanted = request_id.encode()
+            found = [one for one in self.requests if wanted in one.ids]
+        return RequestsView([_view_of(one, now) for one in itertools.islice(found, SHOWN_MAX)], len(found))
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the request of this id, the gateway's or the client's own; return whether there is such a request.

@@ -15,6 +15,8 @@ from ichat.relays.values import Frame, FrameError, MonotonicNs, Note, SentOutcom
 
 log = logging.getLogger(__name__)
 
+LAST_NOTES = ("record", "sums", "told")
+"""The notes that count after the end of a relay: its refusals, and what its requests have done."""
 LOOK_S = 0.25
 LATE_S = 1.0
 """If this process itself is later than this by its own clock, no relay is blamed for its silence."""
@@ -39,8 +41,8 @@ class Adopting:
         """By the names of relays: an identity is known from the relay's `hello` on."""
         self._adoption = Adoption((), {}, now())
         self._adopted: Adopted | None = None
-        self._late: list[tuple[RelayAtOwner, SentOutcome]] = []
-        """Outcomes of relays that have reported and ended: until the requests are restored."""
+        self._late: list[tuple[RelayAtOwner, Frame]] = []
+        """Outcomes and notes of relays that have reported and ended: until the requests are restored."""
         self._changed: Listeners[[]] = Listeners()
 
     def __repr__(self) -> str:
@@ -81,7 +83,7 @@ class Adopting:
             self._changed()
 
     def end(self, relay: RelayAtOwner, last: Iterable[Frame]) -> None:
-        """Note that a relay has ended. Of its `last` frames, which wait, the rest of its report and outcomes count."""
+        """Note that a relay has ended. Of its `last` frames, its report, outcomes and `LAST_NOTES` count."""
         with _killed_by_errors(relay):
             for frame in last:
                 self._receive_last(relay, frame)
@@ -93,7 +95,7 @@ class Adopting:
         if self._adoption.expects(_name_of(relay)):
             relay.talk.receives(frame)
             self.receive(relay, frame)
-        elif isinstance(frame, SentOutcome):
+        elif isinstance(frame, SentOutcome) or frame.kind in LAST_NOTES:
             if not relay.talk.may_read:
                 relay.talk.open()
             relay.talk.receives(frame)
@@ -127,9 +129,9 @@ class Adopting:
         for name, outcome in adopted.outcomes:
             with _killed_by_errors(self._relays[name]) as relay:
                 relay.desk.note_earlier(outcome, adopted.ended.get((name, outcome.number)))
-        for relay, outcome in self._late:
+        for relay, frame in self._late:
             with _killed_by_errors(relay):
-                relay.desk.receives(outcome)
+                relay.desk.receives(frame)
         for relay in self._relays.values():
             relay.talk.note_counted()
             if relay.state == "gone":

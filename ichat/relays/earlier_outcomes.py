@@ -12,7 +12,7 @@ from ichat.observability.request_record import CLIENT_LEFT, LABELS, OTHER, RESPO
 from ichat.protocol.usage import UsedTokens
 from ichat.proxy.handler import Gateway
 from ichat.relays.adoption import sums_in
-from ichat.relays.request_at_relay import head_of, is_about_response
+from ichat.relays.request_at_relay import head_of, is_about_response, own_id_of
 from ichat.relays.request_frames import ENDS
 from ichat.relays.values import COPIES, NEVER, MonotonicNs, Note, SentAsk, SentOutcome, TrioClock
 from ichat.security.rate_limits import EarlierUse
@@ -73,6 +73,7 @@ def record_of(sent: SentOutcome, asked: SentAsk, clock: TrioClock, client: str) 
         overhead_s=None if asked_at is None else asked_at - started_at - asked.queued_s,
         chunks=sent.chunks,
         alias=asked.model if asked.model != sent.model else "",
+        own_id=own_id_of(asked),
     )
 
 

@@ -58,21 +58,19 @@ class Relays:
         config: Config,
         *,
         log_format: str,
-        recorded: Callable[[Note], None],
         kept: KeptDescriptors,
         term: int = 1,
         marks: Callable[[], Marks] | None = None,
     ) -> None:
         """`directory` is the state directory, `term` the number of this start of a gateway with it.
 
-        `recorded` is called with each refusal of bytes that were no request. All relays hold the descriptors of `kept`
-        open. `marks` returns those of the ledger; without a ledger each pulse settles all outcomes.
+        All relays hold the descriptors of `kept` open. `marks` returns those of the ledger; without a ledger each pulse
+        settles all outcomes.
         """
         self._hub = hub
         self._directory = directory
         self._log_format = log_format
         self.term = term
-        self._recorded = recorded
         self._kept = kept
         self._accepting = trio.Event()
         """Set when the first relay accepts connections."""
@@ -292,8 +290,6 @@ class Relays:
                     self._accept(relay)
             case Note("pulse"):
                 relay.note_pulse(frame, trio.current_time())
-            case Note("record"):
-                self._recorded(frame)
             case Note("drained" | "retiring"):
                 relay.note_leaving(frame.kind)
                 self.settings.answered()

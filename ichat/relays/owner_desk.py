@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -96,7 +97,7 @@ class OwnerDesk(RelayDesk):
     # Frames.
 
     def receives(self, frame: Frame) -> None:
-        """Called with each frame about a request. Raises TalkError."""
+        """Called with each frame about requests. Raises TalkError."""
         if isinstance(frame, SentAsk):
             self._ask(frame)
         elif isinstance(frame, SentOutcome):
@@ -105,36 +106,35 @@ class OwnerDesk(RelayDesk):
             one = self._requests.get(frame.number)
             if one is not None:
                 one.hear(frame.status)
-        elif isinstance(frame, Note) and frame.kind == "leave":
+        elif isinstance(frame, Note):
+            self._receive_note(frame)
+
+    def _receive_note(self, frame: Note) -> None:
+        kind, content = frame.kind, frame.content
+        if kind == "leave":
             one = self._requests.get(frame.number)
             if one is not None:
                 phase = one.phase
                 self._note_cut(one, was_cancelled=False)
                 self._finish(one, phase)
             self._relay.send(Note("gone", frame.number))
-        elif isinstance(frame, Note) and frame.kind == "shadow":
+        elif kind == "shadow":
             self._begin_copy(frame)
-        elif isinstance(frame, Note) and frame.kind == "told":
-            self._note_told(frame.content.get("rows"))
-        elif isinstance(frame, Note) and frame.kind == "sums":
-            add_gaps(frame.content.get("gaps"), self._context.gaps)
+        elif kind == "told":
+            self._note_reports(content.get("rows"))
+        elif kind == "sums":
+            add_gaps(content.get("gaps"), self._context.gaps)
+        elif kind == "record":
+            record_refusal(frame, self._handler)
 
-    def _note_told(self, rows: Any) -> None:
+    def _note_reports(self, rows: Any) -> None:
         """Note how far requests have got with their endpoints. Raises TalkError."""
-        try:
-            for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
-                one = self._requests.get(number)
-                asked, answered = self._trio_of(asked_at), self._trio_of(answered_at)
-                told = Report(asked, answered, answered, is_stream is True, int(status), int(bytes_out), int(chunks))
-                if number in self._earlier:
-                    self._earlier[number].told = told
-                elif one is not None and one.desk.lease is not None:
-                    one.told = told
-        except (TypeError, ValueError) as error:
-            raise TalkError(f"The report about requests is damaged: {error}.") from error
-
-    def _trio_of(self, at: Any) -> float | None:
-        return None if at is None else self._clock.trio_of(at)
+        for number, report in _reports_in(rows, self._clock):
+            one = self._requests.get(number)
+            if number in self._earlier:
+                self._earlier[number].told = report
+            elif one is not None and one.desk.lease is not None:
+                one.told = report
 
     def restore(self, trying: Trying, asked: SentAsk | None) -> None:
         """Called with each request that carries out a step of an earlier owner: it counts for its limits."""
@@ -345,26 +345,31 @@ class OwnerDesk(RelayDesk):
         del one.desk  # which knows the request: 15 objects of each would wait for the collector of cycles
 
 
+def _reports_in(rows: Any, clock: TrioClock) -> Iterator[tuple[int, Report]]:
+    """Yield the reports about requests, with the requests' numbers. Raises TalkError."""
+    try:
+        for number, asked_at, answered_at, is_stream, status, bytes_out, chunks in rows:
+            asked, answered = (None if at is None else clock.trio_of(at) for at in (asked_at, answered_at))
+            sizes = int(status), int(bytes_out), int(chunks)
+            yield int(number), Report(asked, answered, answered, is_stream is True, *sizes)
+    except (TypeError, ValueError) as error:
+        raise TalkError(f"The report about requests is damaged: {error}.") from error
+
+
 def peer_of(head: RequestHead, peer: str) -> str:
     """Return the peer of a forwarded request: the relay names it, and only relays reach the inner socket."""
     return head.by_name.get(PEER_HEADER, peer.encode()).decode("latin-1")
 
 
-class RecordedRefusals:
-    """Records the refusals of relays before there was a request."""
-
-    def __init__(self, handler: Gateway) -> None:
-        self._handler = handler
-
-    def __call__(self, frame: Note) -> None:
-        """Record a refusal. Raises TalkError for a damaged frame."""
-        content = frame.content
-        try:
-            status, code, limit = int(content["status"]), str(content["code"]), str(content["limit"])
-            error = ApiError(status, code, "", limit=limit)
-            self._handler.refused(error, str(content["id"]).encode(), str(content["peer"]), _head_in(content))
-        except (KeyError, ValueError, TypeError, AttributeError) as broken:
-            raise TalkError("A `record` is damaged.") from broken
+def record_refusal(frame: Note, handler: Gateway) -> None:
+    """Record a relay's refusal of bytes that were no request. Raises TalkError for a damaged frame."""
+    content = frame.content
+    try:
+        status, code, limit = int(content["status"]), str(content["code"]), str(content["limit"])
+        error = ApiError(status, code, "", limit=limit)
+        handler.refused(error, str(content["id"]).encode(), str(content["peer"]), _head_in(content))
+    except (KeyError, ValueError, TypeError, AttributeError) as broken:
+        raise TalkError("A `record` is damaged.") from broken
 
 
 def _head_in(content: Any) -> RequestHead | None:

@@ -42,7 +42,7 @@ class RelayDesk:
     """Answers the frames of a relay's requests; see `Relays.desk_of`. This class answers none."""
 
     def receives(self, frame: Frame) -> None:
-        """Called with each frame about a request, after a check of the order. Raises TalkError."""
+        """Called with each frame about requests, after a check of the order. Raises TalkError."""
         raise TalkError(f"A frame `{frame.kind}` is about no request.")
 
     def restore(self, trying: Trying, asked: SentAsk | None) -> None:

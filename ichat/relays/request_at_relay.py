@@ -260,6 +260,7 @@ class RequestAtRelay:
             chunks=told.chunks,
             alias=desk.route.name,
             passed=desk.route.passed,
+            own_id=own_id_of(asked),
         )
 
 
@@ -270,8 +271,12 @@ def is_about_response(asked: SentAsk) -> bool:
 
 def ids_of(asked: SentAsk) -> tuple[bytes, bytes]:
     """Return the id of a request, and the gateway's own; see `InFlight`."""
-    shown = asked.id.encode()
-    return shown, next((value for name, value in asked.headers if name == b":own-id"), shown)
+    return asked.id.encode(), (own_id_of(asked) or asked.id).encode()
+
+
+def own_id_of(asked: SentAsk) -> str:
+    """Return the gateway's own id of a request; "" if that is the id that its client knows."""
+    return next((value.decode() for name, value in asked.headers if name == b":own-id"), "")
 
 
 def phase_of(told: Report | None) -> str:

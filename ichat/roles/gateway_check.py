@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import trio
 
+from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.examination import EXIT_PROBLEMS
 from ichat.doctor.findings import Finding
@@ -16,6 +17,7 @@ from ichat.doctor.machine import read_memory
 from ichat.doctor.workers import WorkerCheckFacts, find_in_workers, read_worker_facts
 from ichat.errors import Exit
 from ichat.preflight.facts import VISIBLE, gpus_for
+from ichat.preflight.learnt_file import read_learnt
 
 CHECK_S = 12.0
 """How long the examination of the workers' needs may last, in seconds."""
@@ -43,6 +45,7 @@ async def _examine(config: Config) -> tuple[Sequence[WorkerCheckFacts], Sequence
     facts = await read_worker_facts(config, trio.current_time() + CHECK_S)
     gpus, gateway = await gpus_for(VISIBLE), await trio.to_thread.run_sync(read_gateway_facts, config)
     running = {one.worker_id for one in gateway.processes}
-    workers = [one.beside(gpus, running) for one in facts]
+    learnt, _ = await trio.to_thread.run_sync(read_learnt, directory_for(config.server_settings))
+    workers = [one.beside(gpus, running, learnt) for one in facts]
     total, limit = read_memory()
     return workers, find_in_workers(workers, limit or total)

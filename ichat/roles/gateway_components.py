@@ -43,12 +43,13 @@ from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.external_routes import external_endpoints, with_kept_routes
+from ichat.proxy.finished_requests import FinishedRequests
 from ichat.proxy.handler import Gateway
 from ichat.proxy.shadow import Shadows
 from ichat.relays.earlier_requests import EarlierPlaces
 from ichat.relays.figures import RelayFigures, families_of_all
 from ichat.relays.owner import Relays
-from ichat.relays.owner_desk import OwnerDesk, RecordedRefusals, peer_of
+from ichat.relays.owner_desk import OwnerDesk, peer_of
 from ichat.relays.timers import Timers
 from ichat.relays.values import TrioClock
 from ichat.routing.balancer import Balancer
@@ -214,6 +215,7 @@ def build_data_plane(
     handler = Gateway(
         context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
         control=ControlPlane(context, state.control_socket, OpenRoutes(context, document), config),
+        finished=FinishedRequests(config.logs.finished_requests_max),
     )  # fmt: skip
     relays = make_relays(config, control, handler, state) if config.server_settings.relays else None
     door = FrontDoor(
@@ -230,7 +232,7 @@ def make_relays(config: Config, control: Control, handler: Gateway, state: State
     ledger = control.ledger
     relays = Relays(
         handler.context.pool.hub, state.path, config,
-        log_format=config.logs.format, recorded=RecordedRefusals(handler), kept=control.kept, term=state.term,
+        log_format=config.logs.format, kept=control.kept, term=state.term,
         marks=ledger.marks if ledger.enabled else None,
     )  # fmt: skip
     ledger.follow(relays.newest_outcomes, relays.settle)
@@ -299,12 +301,12 @@ def _build_operation(
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((functools.partial(families_of, ledger), reloader.families, state.starts.families))
-    metrics.others.append(functools.partial(families_of_all, data.figures))
+    metrics.others.extend((functools.partial(families_of_all, data.figures), control.supervisor.learner.families))
     calls = ControlCalls()
     shown = [
         calls, fleet.table, control.supervisor, control.log_store, reloader, auth, context.seal, control.quotas,
         key_store, metrics, scraper, control.heartbeats, data.prefix_reports, ledger, overview, events,
-        EngineFlags(), CpuMeter(),
+        EngineFlags(), CpuMeter(), data.handler.finished,
     ]  # fmt: skip
     return Components(
         control, data, reloader, key_store, checker, history, events, reconfiguration,

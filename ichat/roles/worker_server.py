@@ -17,7 +17,7 @@ import trio
 
 from ichat import __version__, errors
 from ichat.engines.adapter import AdapterSettings, model_body, models_body
-from ichat.engines.engine import Engine, EngineInfo
+from ichat.engines.engine import Engine, EngineInfo, Measured
 from ichat.engines.load_phases import downloaded, hub_cache
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
@@ -300,6 +300,7 @@ class WorkerServer:
             changed_args=_bounded(info.changed_args),
             versions={"ichat": __version__, **info.versions},
             progress=attrs.asdict(self._engine.progress()),
+            memory=self._engine.memory() if isinstance(self._engine, Measured) else None,
             can_sleep=not info.why_no_sleep,
             prefix_reports=info.held is not None,
             usage_reports=self._engine.adapter.reports_usage,

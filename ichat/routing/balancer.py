@@ -214,7 +214,6 @@ class Balancer:
         endpoint.end_request()
         if probe:
             endpoint.circuit.end(probe)
-        self._policy.on_end(endpoint, request)
         self.dispatch_waiting(endpoint)
 
     def dispatch_waiting(self, freed: Endpoint | None = None) -> None:

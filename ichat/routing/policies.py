@@ -47,9 +47,6 @@ class Policy(Protocol):
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Called when the endpoint gets the request, whether it was chosen or was the only candidate."""
 
-    def on_end(self, endpoint: Endpoint, request: RoutingRequest) -> None:
-        """Called when that request has ended."""
-
 
 class LeastLoaded(Policy):
     """The endpoint with the fewest requests, ties at random."""

@@ -15,8 +15,10 @@ from ichat.fleet.worker_calls import SLEEP_S, change_engine
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
-from ichat.listeners import Gate
+from ichat.listeners import Gate, Listeners
 from ichat.observability.logs.store import LogStore
+from ichat.placement.learnt import LearntMemories, MemoryLack
+from ichat.preflight.learnt_file import with_learnt
 from ichat.preflight.obstacles import obstacles_of
 from ichat.protocol.load_story import STARTING
 from ichat.security.keys import proof_of
@@ -56,6 +58,10 @@ class SupervisorContext:
     memory: LaunchMemory
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
+    learnt: LearntMemories = attrs.field(factory=LearntMemories)
+    """The memory of models at earlier loads (`memory_learner.py`)."""
+    lacked: Listeners[[ManagedWorkerConfig, MemoryLack]] = attrs.field(factory=Listeners)
+    """Called with a worker's table when a launch of it has ended for lack of GPU memory."""
     gate: Gate = attrs.field(factory=Gate)
     """Closed while another process may get this gateway: nothing is started, ended or changed then."""
     bookings: Iterator[int] = attrs.field(factory=itertools.count)
@@ -102,7 +108,7 @@ class SupervisorContext:
 
         `is_later` leaves out resources that another worker may have now and will give back.
         """
-        facts = await self.launcher.facts(self.config, spec, limiter)
+        facts = with_learnt(await self.launcher.facts(self.config, spec, limiter), spec, self.learnt)
         python = python_of(self.config, spec)
         return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]
 

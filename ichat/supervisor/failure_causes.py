@@ -6,9 +6,11 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ichat.config.package_data import read_toml
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from ichat.placement.learnt import MemoryLack
 from ichat.supervisor.last_words import EXCEPTION, LINES_MAX, are_errors, plain
 
 CAUSE_CHARS_MAX = 300
@@ -41,6 +43,8 @@ _SENTENCE = re.compile(r"(?:[A-Z]|vLLM|ichat\.pyz|/)\S* \S")
 _NO_SENTENCE = re.compile(
     r"[A-Z]+ +\d|(?:DEBUG|INFO|WARNING|ERROR)\b|.*(?:Warning: |Error: |Exception)|Traceback |File "
 )
+_CACHE_LEFT = re.compile(r"available KV cache\s+memory \(([\d.]{1,12}) GiB\)")
+_NO_CACHE_LEFT = "No available memory for the cache blocks"
 _VALIDATION = re.compile(r"\d+ validation errors? for \w+; (?:Value error, )?| \[type=\w+, input_value=.*")
 
 
@@ -69,6 +73,25 @@ def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool | None,
     if code in _KILLED:
         return _OOM if oom_killed else _KILLED_BY_OTHERS if oom_killed is None else _NO_OOM
     return _cause_in(lines, code, told, is_oom=bool(oom_killed))
+
+
+def memory_lack_in(lines: Sequence[str], code: int | None) -> MemoryLack | None:
+    """Return the lack of GPU memory by which a worker ended; None: there was another cause, or it is not certain.
+
+    `lines` are as for `cause_of`.
+    """
+    if code in _BY_CODE or code in _KILLED:
+        return None
+    tail = [plain(line) for line in lines[-LINES_MAX:]]
+    certain = (_sentence(tail) if code == EXIT_USAGE else "") or "\n".join(_by_certainty(tail)[0])
+    root = next((one for one in _causes()["roots"] if one.pattern.search(certain)), None)
+    if root is None or not root.lacks_gpu_memory:
+        return None
+    left = _CACHE_LEFT.search(certain)
+    if left is not None:
+        with contextlib.suppress(ValueError):
+            return MemoryLack(int(float(left[1]) * 1024**3))
+    return MemoryLack(0 if _NO_CACHE_LEFT in certain else None)
 
 
 def _cause_in(lines: Sequence[str], code: int | None, told: str, *, is_oom: bool) -> str:
@@ -131,22 +154,29 @@ def _own_groups(root: str) -> Iterator[tuple[str, str]]:
             yield os.path.join(root, mount, *parts[:length], name), "oom_kill"
 
 
+class _Cause(NamedTuple):
+    pattern: re.Pattern[str]
+    text: str
+    lacks_gpu_memory: bool
+
+
 @functools.cache
-def _causes() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
+def _causes() -> Mapping[str, Sequence[_Cause]]:
     """Return the patterns and sentences of `failure_causes.toml`, by their kind: `roots` or `vague`."""
     data = read_toml("ichat.supervisor", "failure_causes.toml")
-    found: dict[str, list[tuple[re.Pattern[str], str]]] = {"roots": [], "vague": []}
+    found: dict[str, list[_Cause]] = {"roots": [], "vague": []}
     for kind, causes in found.items():
         for one in data[kind]:
-            causes.append((re.compile("|".join(one["patterns"]).replace("{hub}", data["hub"])), one["cause"]))
+            pattern = re.compile("|".join(one["patterns"]).replace("{hub}", data["hub"]))
+            causes.append(_Cause(pattern, one["cause"], one.get("lacks_gpu_memory", False)))
     return found
 
 
 def _first(kind: str, text: str) -> str:
-    for pattern, cause in _causes()[kind]:
-        found = pattern.search(text)
+    for cause in _causes()[kind]:
+        found = cause.pattern.search(text)
         if found:
-            return cause.format(*found.groups(""), illegal=_ILLEGAL)
+            return cause.text.format(*found.groups(""), illegal=_ILLEGAL)
     return ""
 
 

@@ -25,7 +25,10 @@ class Order:
 
     worker_id: str
     number: int
-    """Higher than that of any earlier launch with this state directory, and saved there before."""
+    """Higher than that of any earlier launch that is saved in this state directory.
+
+    It is saved before the launcher is asked. If `workers.json` cannot be written, the worker is started all the same.
+    """
     spec: ManagedWorkerConfig
     config: Config
 

@@ -64,7 +64,7 @@ class WorkerMemory:
         self._launches = max(self._launches, known.launches, *(one.launch for one in known.started))
 
     def next_launch(self) -> int:
-        """Return the number of a new launch, higher than all before it; `save` it before anything is started."""
+        """Return the number of a new launch, higher than all before it; `save` before anything is started."""
         self._launches += 1
         return self._launches
 

@@ -11,7 +11,8 @@ from ichat.config.schema import Timeouts
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import State
 from ichat.observability.logs.lines import Line
-from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
+from ichat.placement.learnt import MemoryLack
+from ichat.supervisor.failure_causes import cause_of, describe_exit, memory_lack_in, oom_kills
 from ichat.supervisor.last_words import lines_of_end
 
 _KILLED = ("SIGKILL", "exit code: -9")
@@ -83,6 +84,8 @@ class RunResult:
     """Whether it was ready long enough that earlier failures do not count any more."""
     was_started: bool = True
     """Whether there was a process."""
+    lack: MemoryLack | None = None
+    """The lack of GPU memory by which it ended before it was ready."""
 
     def count_failure(self, failures: int, attempts_max: int, *, is_on_demand: bool) -> int:
         """Return the failures in a row after this start, where there were `failures` before it.
@@ -96,6 +99,13 @@ class RunResult:
             return 1
         most = attempts_max - 1 if is_on_demand and not self.was_started else math.inf
         return failures if failures >= most else failures + 1
+
+
+def lack_of(code: int | None, progress: RunProgress, lines: Sequence[Line]) -> MemoryLack | None:
+    """Return the lack of GPU memory by which a start ended before it was ready; None: it had another end."""
+    if progress.up_at is not None:
+        return None
+    return memory_lack_in(lines_of_end(lines, progress.ended_at or time.time(), None), code)
 
 
 def end_of(

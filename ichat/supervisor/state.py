@@ -3,7 +3,8 @@
 `lock` is held while it runs, and `term` has the number of its start. `secret` identifies its own user
 (`config/own_secret.py`). `control` is the socket of its control plane; `sockets/` has those of its workers, `relays/`
 those of its relays, `logs/` the workers' lines. `workers.json` has known workers, and
-`keys.json` the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
+`keys.json` the keys that were made over the API (`security/key_file.py`). `learnt.json` has the memory of models at
+their last loads (`memory_learner.py`). A file is replaced as a whole, or not at all.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset((
     "lock", "secret", "control", "inner", "takeover", "sockets", "logs", "workers", "keys", "usage", "term", "relays",
-    "starts",
+    "starts", "learnt",
 ))  # fmt: skip
 """The beginnings of file names in a state directory, up to a dot."""
 
@@ -256,12 +257,19 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
             )
         state = StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, term, secret, lock)
         state.starts.begin()
-        try:
+        with _noting_end(state.starts):
             yield state
-        except (Exit, KeyboardInterrupt):
-            state.starts.end()
-            raise
-        state.starts.end()
+
+
+@contextlib.contextmanager
+def _noting_end(starts: Starts) -> Generator[None]:
+    """Note the ordered end of this process: by its last line, by a sentence, or by Ctrl-C. A crash notes nothing."""
+    try:
+        yield
+    except (Exit, KeyboardInterrupt):
+        starts.end()
+        raise
+    starts.end()
 
 
 def raise_term(directory: str) -> int:
@@ -295,8 +303,8 @@ def handed_state(directory: str, log_directory: str | None, lock: int) -> Genera
             raise Exit(EXIT_UNAVAILABLE, f"The directory {directory} cannot be used: {why}.") from error
         logs = log_directory or os.path.join(directory, "logs")
         state = StateDirectory(directory, logs, term=term, secret=secret, lock=lock)
-        yield state
-        state.starts.end()
+        with _noting_end(state.starts):
+            yield state
     finally:
         os.close(lock)
 

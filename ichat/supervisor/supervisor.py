@@ -34,6 +34,7 @@ from ichat.supervisor.loader import Loader
 from ichat.supervisor.local_launcher import LocalLauncher
 from ichat.supervisor.managed_worker import Earlier, ManagedWorker, holders_before
 from ichat.supervisor.memory import REMEMBER_S, WorkerMemory
+from ichat.supervisor.memory_learner import MemoryLearner
 from ichat.supervisor.reload_plan import Change, changes_of_workers
 from ichat.supervisor.restarts import Restarts
 from ichat.supervisor.state import (
@@ -85,6 +86,8 @@ class Supervisor:
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
+        self.learner = MemoryLearner(self._context, self._workers, state.path, self.gpus)
+        """Learns from loads how much memory models need."""
 
     def __repr__(self) -> str:
         return f"<Supervisor {list(self._workers.values())}>"
@@ -118,6 +121,7 @@ class Supervisor:
             known = attrs.evolve(known, started=[*self._handed.started], heard=[])
         self._memory.restore(known)
         self._load_times.restore(known.load_seconds, known.load_phases)
+        await self.learner.load()
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 heartbeat = parse_heartbeat(heard.heartbeat)
@@ -137,6 +141,7 @@ class Supervisor:
             self._memory.save_soon()
             nursery.start_soon(self._memory.save_forever)
             nursery.start_soon(self.loader.run_forever)
+            nursery.start_soon(self.learner.learn_forever)
             nursery.start_soon(self._restarts.run_forever)
             nursery.start_soon(request_heartbeats, self._table, self._context.proof)
             task_status.started()

@@ -14,9 +14,10 @@ from ichat.http import client
 from ichat.listeners import wait_any
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.failure_causes import describe_exit
+from ichat.supervisor.last_words import LINES_MAX
 from ichat.supervisor.launcher import LaunchedProcess
 from ichat.supervisor.life import Alive, Changing, Clearing, Serving, Sleeping
-from ichat.supervisor.run_progress import RunProgress, RunResult
+from ichat.supervisor.run_progress import RunProgress, RunResult, lack_of
 from ichat.supervisor.worker_life import WorkerLife
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,12 @@ class WorkerRun:
                 await context.log_store.end(worker.id)
                 process.close()
                 context.memory.save_soon()
-        end = None if life.must_end else context.end_of(worker, process.returncode, why, progress)
-        return RunResult(end, progress.up_since is not None, up_s >= context.config.restart.well_s)
+        was_up, was_well = progress.up_since is not None, up_s >= context.config.restart.well_s
+        if life.must_end:
+            return RunResult(None, was_up, was_well)
+        end = context.end_of(worker, process.returncode, why, progress)
+        lack = None if why else lack_of(process.returncode, progress, context.log_store.tail(worker.id, LINES_MAX))
+        return RunResult(end, was_up, was_well, lack=lack)
 
     def _be(self, kind: type[Clearing] | type[Serving] | type[Sleeping]) -> None:
         actual = self._life.actual

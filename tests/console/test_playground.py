@@ -303,6 +303,11 @@ def test_the_same_from_a_program(play, model):
     play.get_by_role("button", name="Where would it go now").click()
     expect(play.locator("dialog")).to_contain_text("Where would a request for wise go now?")
     expect(play.locator("dialog tbody")).to_contain_text("chosen")
+    play.keyboard.press("Escape")
+    play.get_by_role("button", name="Who, and why?").click()
+    play.locator("dialog").get_by_role("link").click()
+    expect(play.locator("main h1")).to_have_text("A request")
+    expect(play.locator("main")).to_contain_text("external:wise")
 
 
 def test_completion(play, model):

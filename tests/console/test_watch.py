@@ -306,7 +306,7 @@ def test_requests_are_asked_for_only_where_they_are_shown(cluster, page):
 def test_a_request_is_cancelled_after_a_question(cluster, page):
     """`Cancel` in the dialog does nothing; the answer does, for the request of that row."""
     asked = []
-    page.route("**/v1/admin/requests/*", lambda route: (asked.append(route.request), route.fulfill(json={})))
+    page.route("**/v1/admin/requests/req-*", lambda route: (asked.append(route.request), route.fulfill(json={})))
     cluster("requests", ["requests", {"total": 1, "requests": [request(7)]}])
     button = page.get_by_role("button", name="Cancel req-0007")
     button.click()

@@ -4,7 +4,14 @@ import os
 import signal
 
 import pytest
-from support.real_engines import LOAD_S
+from support.real_engines import LOAD_S, python_of
+
+from ichat.cli import estimate
+from ichat.config import load as configuration
+from ichat.engines.kept_flags import version_of
+from ichat.placement.learnt import version_in
+from ichat.preflight.facts import arguments_of
+from ichat.preflight.learnt_file import read_learnt
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 NEAR_S = 1.5
@@ -51,7 +58,6 @@ def test_a_load_shows_its_phases_in_order(watched):
     assert last["elapsed_s"] - own == pytest.approx(place.metric("ichat_worker_load_seconds"), abs=NEAR_S)
     assert seconds[f"importing {title}"] > 0.5
     assert "is ready after" in place.program.text()
-
     os.kill(worker["pid"], signal.SIGKILL)
     again, worker = loads_of(place, worker["start_id"])
     assert {load["expected_s"] for load in again} == {last["elapsed_s"]}
@@ -59,3 +65,26 @@ def test_a_load_shows_its_phases_in_order(watched):
     expected = {phase["name"]: phase["seconds"] for phase in first}
     assert {phase["name"]: phase["expected_s"] for phase in second if phase["name"] in expected} == expected
     assert worker["last_load"]["elapsed_s"] > 1
+
+
+def test_a_load_teaches_the_memory_of_its_model(watched):
+    """The engine's own figure of its tokens is in the worker's heartbeat, and in the next estimate, as learnt."""
+    place = watched
+    place.wait()
+    memory, state = place.worker()["memory"], str(place.directory / "state")
+    place.program.until(lambda: list(read_learnt(state)[0]))
+    known, why = read_learnt(state)
+    (load,) = known
+    assert (load.tokens, load.name, load.key.backend, why) == (memory["tokens"], "tiny", place.engine, "")
+    assert load.version == version_in(version_of(place.engine, python_of(place.engine)))
+    if place.engine == "vllm":
+        assert memory["tokens"] == memory["blocks"] * memory["block_tokens"]
+        assert load.cache_bytes % memory["blocks"] == 0
+    else:
+        assert memory["tokens"] == place.worker()["args"]["max_total_tokens"]
+        assert (load.weights_bytes, load.cache_bytes) == (memory["weights_bytes"], memory["cache_bytes"])
+    spec = configuration.load(place.config).managed_workers[0]
+    answer = estimate.answer_for(spec.model_path, spec.backend, arguments_of(spec), None, known)
+    assert (answer.found.tokens, answer.found.cache_grade) == (memory["tokens"], "learnt")
+    other = {**arguments_of(spec), "max_num_seqs": 3}
+    assert estimate.answer_for(spec.model_path, spec.backend, other, None, known).learnt is None

@@ -288,6 +288,54 @@ async def test_a_gateway_as_it_was_before_is_an_event_for_who_has_seen_it_otherw
     assert seen[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("worker_id", "then", "later"), [("w", "draining", "ready"), ("w", "gone", "ready"), ("x", "ready", "gone")]
+)
+async def test_a_worker_as_it_was_before_is_an_event_for_who_has_seen_it_otherwise(
+    overview, fleet, nursery, autojump_clock, worker_id, then, later
+):
+    """It changes after the look at all workers, is in the state of a new follower so, and changes back at once."""
+
+    class Reloader:
+        changes = False
+
+        @property
+        def state(self):  # which is read between the look and the workers of the state
+            if self.changes:
+                beat(fleet, worker_id, state=then)
+
+    reloader = Reloader()
+    streams = EventStreams(overview, SimpleNamespace(storage="ok"), reloader)
+    nursery.start_soon(streams.run_forever)
+    beat(fleet, "w", heartbeat_interval=3600.0)
+    first = streams.follow(wants_requests=False)
+    await read(first)
+    reloader.changes = True
+    second = streams.follow(wants_requests=False)
+    [(_, state)] = await read(second)
+    known = {one["worker_id"]: one["state"] for one in state["workers"]}
+    assert known.get(worker_id, "gone") == then
+    beat(fleet, worker_id, state=later)
+    with trio.fail_after(5 * LOOK_S):
+        while known.get(worker_id, "gone") != later:
+            for name, data in await read(second):
+                if name == "workers":
+                    known |= {one["worker_id"]: one["state"] for one in data["changed"]}
+                    known = {key: value for key, value in known.items() if key not in data["gone"]}
+
+
+async def test_figures_of_a_state_are_sent_again_like_others():
+    """A new follower may have seen other figures: they take their turn."""
+    changes = ToldMarks()
+    things = {"t": ("fact", 0)}
+    changes.find(things, with_figures=True)
+    changes.note_state({"t": ("fact", 1)})
+    assert changes.find(things, with_figures=False) == ([], [])
+    assert changes.find(things, with_figures=True) == (["t"], [])
+    changes.note_state(things)
+    assert changes.find(things, with_figures=True) == ([], [])
+
+
 async def read(follower, count=1):
     """Return the names and data of the next events."""
     decoder, found = sse.EventDecoder(2**24), []

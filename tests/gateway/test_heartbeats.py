@@ -207,3 +207,15 @@ async def test_a_worker_follows_the_gateways_interval(serve, nursery, autojump_c
     sender.changed()
     await until(lambda: len(gateways.forms) > count + 3)
     nursery.cancel_scope.cancel()
+
+
+async def test_a_workers_memory_is_known_from_its_heartbeat(gateway_to, connect):
+    """Figures that it leaves out are null, keys of later releases are ignored, and none is 0 or negative."""
+    client = await connect(await gateway_to({}))
+    memory = {"tokens": 4096, "weights_bytes": 5, "of_a_later_release": True}
+    assert (await send(client, {**NEEDED, "memory": memory}))[0] == 200
+    await client.send(b"GET /v1/admin/workers/w1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    known = json.loads((await client.response())[2])["memory"]
+    assert (known["tokens"], known["weights_bytes"], known["blocks"]) == (4096, 5, None)
+    status, answer = await send(client, {**NEEDED, "memory": {"tokens": 0}})
+    assert (status, "memory.tokens: must be from 1" in answer["error"]["message"]) == (400, True), answer

@@ -404,6 +404,19 @@ def test_a_full_disk_for_logs(gateway, tmp_path):
     assert "lines are missing here" in path.read_text()
 
 
+def test_a_state_directory_that_cannot_be_written(gateway, tmp_path):
+    """Workers are started all the same, and started again after a crash; the log says what is not saved."""
+    directory = tmp_path / "state"
+    (directory / "workers.new").mkdir(parents=True)
+    directory.chmod(0o700)
+    program = gateway(worker()).wait_until_ready("m-0")
+    assert f"{directory} cannot be written: " in program.text()
+    os.kill(pid := program.get("/v1/admin/workers/m-0")[1]["pid"], signal.SIGKILL)
+    program.until(lambda: program.get("/v1/admin/workers/m-0")[1].get("pid", pid) != pid)
+    program.wait_until_ready("m-0")
+    assert not (directory / "workers.json").exists()
+
+
 def test_a_gateway_restart_under_load(gateway):
     """Requests before and after are answered; those under way at the stop too; no worker that is kept is touched."""
     port = free_port()

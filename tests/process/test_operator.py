@@ -115,6 +115,17 @@ def test_the_chat_command_streams_an_answer(operate):
     operate("chat", "unknown", "hello", code=1)
 
 
+def test_requests_that_have_ended(operate):
+    """A list of them, the timeline of each by its id, and a sentence for an id that nothing has."""
+    operate("chat", "m", "hello")
+    [one] = json.loads(operate("requests", "--done", "--json"))["requests"]
+    assert (one["model"], one["worker"], one["status"]) == ("m", "m-0", 200)
+    assert one["id"] in operate("requests", "--done", "--model", "m")
+    assert one["id"] not in operate("requests", "--failed")
+    assert "until the first token" in operate("requests", one["id"])
+    operate("requests", "no-such", code=1)
+
+
 def test_logs(operate):
     """History for people and for programs, and following until Ctrl-C."""
     assert "listens on" in operate("logs", "m-0")

@@ -119,6 +119,19 @@ def request(number, phase="streaming", **more):
     }  # fmt: skip
 
 
+def finished(number, **more):
+    """Return a request that has ended, with a second in each phase."""
+    return {
+        "id": f"mine-{number:04}", "own_id": f"req-{number:04}", "key": "team-a", "client": "10.0.7.3:5000", "method": "POST",
+        "path": "/v1/chat/completions", "route": "/v1/chat/completions", "model": "llama-70b", "alias": "", "passed": [],
+        "worker": "llama-70b-0", "status": 200, "error": "", "phase": "", "started_at": 1e9 + number,
+        "ended_at": 1e9 + number + 5, "duration_s": 5.0,
+        "phases": {"queued_s": 1.0, "overhead_s": 1.0, "head_s": 1.0, "first_s": 1.0, "body_s": 1.0},
+        "tokens": {"input": 80, "output": 41, "cached": 20, "is_estimate": False}, "bytes_in": 2200, "bytes_out": 18000,
+        "chunks": 41, "trace_id": "", **more,
+    }  # fmt: skip
+
+
 def busy_cluster():
     """Return the `state` of two machines with eight GPUs, where some things are wrong."""
     workers = [

@@ -1,4 +1,4 @@
-// Requests in flight: their phase, the reason for a delay, and a way to end them.
+// Requests in flight: their phase, the reason for a delay, and a way to end them; finished requests below.
 
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";
@@ -18,6 +18,8 @@ import {
   toast,
   useState,
 } from "../ui.js";
+import { Finished, shortId } from "./requests/finished.js";
+import { RequestPage } from "./requests/timeline.js";
 import { comingOf, isLoading, loadWords, stateLine } from "./states.js";
 
 /** @import { Route } from "../router.js" */
@@ -33,8 +35,6 @@ const PHASES = {
   streaming: ["streaming", "ok"],
   plain: ["answering", "ok"],
 };
-
-const ID_CHARACTERS = 8;
 
 /**
  * Return why a request is where it is, in a sentence.
@@ -68,13 +68,6 @@ export function whyOf(request, models, workers) {
   return `${request.worker} answers${before}.`;
 }
 
-/**
- * Return the end of an id, which differs: its beginning is the gateway's own.
- *
- * @param {string} id
- */
-const shortId = (id) => (id.length > ID_CHARACTERS ? `…${id.slice(-ID_CHARACTERS)}` : id);
-
 /** @param {Api.RequestInFlight} request */
 async function cancel(request) {
   const text = `The client of ${request.id} gets an error, and the engine stops working on it.`;
@@ -89,6 +82,12 @@ async function cancel(request) {
  * @param {{ params: Route }} props
  */
 export default function Requests({ params }) {
+  const id = params.rest[0];
+  return id ? html`<${RequestPage} key=${id} id=${id} />` : html`<${Lists} params=${params} />`;
+}
+
+/** @param {{ params: Route }} props */
+function Lists({ params }) {
   const inFlight = useRequests();
   const models = useStore((all) => all.models);
   const workers = useStore((all) => all.workers);
@@ -151,7 +150,8 @@ export default function Requests({ params }) {
       title: "Id",
       extra: true,
       value: (row) => row.id,
-      cell: (row) => html`<code class="nowrap" title=${row.id}>${shortId(row.id)}</code>`,
+      cell: (row) => html`<a href=${hrefOf("requests", [row.own_id])}
+        aria-label=${`Request ${row.id}`}><code class="nowrap" title=${row.id}>${shortId(row.id)}</code></a>`,
     },
     {
       name: "do",
@@ -173,5 +173,6 @@ export default function Requests({ params }) {
     <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(
       /** @type {Api.RequestInFlight} */ row,
     ) => row.own_id}
-      sort="-age" total=${text ? undefined : inFlight?.total} empty=${empty} /><//><//>`;
+      sort="-age" total=${text ? undefined : inFlight?.total} empty=${empty} /><//>
+    <${Finished} query=${params.query} /><//>`;
 }

@@ -53,9 +53,11 @@ from ichat.engines.sglang.calls import ABORT_POLL_S, abort_at_once, note_usage, 
 from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.flags import table
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
+from ichat.engines.sglang.memory import read_memory
 from ichat.engines.sglang.scheduler_process import launch_options
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
+from ichat.protocol.engine_memory import EngineMemory
 from ichat.protocol.messages import ModelCard
 
 OLDEST = (0, 5, 5)
@@ -97,6 +99,7 @@ class SGLang:
         self._dead: str | None = None
         self._has_begun = False
         self._events: KvEvents | None = None
+        self._memory: EngineMemory | None = None
         self._warm = threading.Event()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGQUIT, self._child_failed)
@@ -215,6 +218,7 @@ class SGLang:
                     inside.close()  # otherwise the thread of the warm-up would be waited for
                     raise RuntimeError(why)
                 await asyncio.sleep(WARM_UP_POLL_S)  # noqa: ASYNC110
+            self._memory = await read_memory(manager)
             self._manager = manager
             self.adapter.set_routes(generates=manager.is_generation)
             if self._events is not None:
@@ -290,6 +294,10 @@ class SGLang:
         if self._manager is None:
             return Progress()
         return progress_of(_metrics(), _METRICS)
+
+    def memory(self) -> EngineMemory | None:
+        """See `Measured.memory`."""
+        return self._memory
 
     def models(self) -> Sequence[ModelCard]:
         """Return the model under each of its names, and its adapters."""

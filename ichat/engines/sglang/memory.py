@@ -1,26 +1,31 @@
-"""SGLang's memory while it is released: `/release_memory_occupation` and `/resume_memory_occupation`, and sleep.
+"""SGLang's memory: its size after the load; its release by `/release_memory_occupation`, and by sleep.
 
 SGLang's scheduler dies of either request at a wrong time: it asserts that it is idle, and that the memory to resume was
 released. So such requests are refused, and so is work while memory is released.
 """
 
 # SGLang is not there where types are checked, so nothing about it is known to them.
-# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 
 import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ichat.engines.asgi import call_under_way
 from ichat.errors import ApiError, model_not_ready
 from ichat.http.request import Request
+from ichat.protocol.engine_memory import EngineMemory
 
 IDLE_S = 5.0
 """The limit for the scheduler to become idle after the last request has ended or was aborted."""
 IDLE_POLL_S = 0.1
 RETRY_AFTER_S = 5
+REPORT_S = 10.0
+"""The limit on the scheduler's answer about its memory after the load."""
+_GIB = 1024**3
 
 _RELEASE = b"/release_memory_occupation"
 _WORK = re.compile(
@@ -146,3 +151,45 @@ def _refuse(message: str) -> None:
         raise _conflict(message)
     call.abandon(_conflict(message))
     raise _Refused(message)
+
+
+async def read_memory(manager: Any, within_s: float = REPORT_S) -> EngineMemory | None:
+    """Return the memory that a tokenizer manager's first scheduler reports; None if it reports none in this time.
+
+    A late answer is still received: SGLang would mistake it for the answer to its next question.
+    """
+    ask = getattr(manager, "get_internal_state", None)
+    if ask is None:
+        return None
+    asking = asyncio.ensure_future(ask())
+    await asyncio.wait([asking], timeout=within_s)
+    if not asking.done() or asking.cancelled() or asking.exception() is not None:
+        return None
+    states = asking.result()
+    told = states[0].get("memory_usage") if states else None
+    return memory_in(cast("Mapping[str, Any]", told)) if isinstance(told, dict) else None
+
+
+def memory_in(told: Mapping[str, Any]) -> EngineMemory:
+    """Return the memory in a scheduler's report, in which sizes are in GiB; 0 is not known. Older releases have less.
+
+    Models with windows have two caches; the number of tokens is that of the larger cache.
+    """
+    graphs = told.get("graph")
+    if isinstance(graphs, dict):
+        graphs = sum(_number(one) for one in graphs.values())
+    return EngineMemory(
+        tokens=int(_number(told.get("token_capacity"))) or None,
+        cache_bytes=_size(told.get("kvcache")),
+        weights_bytes=_size(told.get("weight")),
+        graphs_bytes=_size(graphs),
+    )
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, int | float) and 0 < value < 1e15
+    return float(value) if is_number else 0.0
+
+
+def _size(value: Any) -> int | None:
+    return int(_number(value) * _GIB) or None

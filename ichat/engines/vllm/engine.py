@@ -43,6 +43,7 @@ from ichat.engines.vllm.arguments import (
 from ichat.engines.vllm.calls import fail_aborted, note_usage, tag_requests
 from ichat.engines.vllm.places import call_known, symbol
 from ichat.errors import engine_busy
+from ichat.protocol.engine_memory import EngineMemory
 from ichat.protocol.messages import ModelCard
 
 OLDEST = (0, 12)
@@ -78,6 +79,7 @@ class VLLM:
         self._loaded: Any = None
         self._family = ProcessFamily()
         self._events: KvEvents | None = None
+        self._memory: EngineMemory | None = None
 
     def check(self) -> None:
         """Look for the package without importing it."""
@@ -148,6 +150,7 @@ class VLLM:
             bound_responses(app, self.adapter)
             self._loaded = app.state
             self._family = _family_of(client.vllm_config)
+            self._memory = _memory_of(client.vllm_config)
             self._set_routes(app)
             self._client = client
             self.adapter.reports_usage = note_usage(client)
@@ -227,6 +230,10 @@ class VLLM:
 
         return progress_of(REGISTRY.restricted_registry(list(_METRICS.values())).collect(), _METRICS)
 
+    def memory(self) -> EngineMemory | None:
+        """See `Measured.memory`."""
+        return self._memory
+
     def models(self) -> Sequence[ModelCard]:
         """Return the model under each of its names, and its adapters."""
         longest = self._client.model_config.max_model_len if self._client is not None else None
@@ -250,3 +257,17 @@ def _family_of(config: Any) -> ProcessFamily:
     if getattr(config.parallel_config, "enable_fault_tolerance", False):
         return ProcessFamily()
     return ProcessFamily(child for child in children("VLLM::") if "Coordinator" not in child.title)
+
+
+def _memory_of(config: Any) -> EngineMemory:
+    """Return the size of the KV cache, as vLLM's engine core has reported it at the end of its start.
+
+    Several engine cores report the sum of their blocks, so that number is left out.
+    """
+    cache = config.cache_config
+    is_alone = getattr(config.parallel_config, "data_parallel_size", 1) == 1
+    return EngineMemory(
+        tokens=getattr(cache, "kv_cache_size_tokens", None) or None,
+        blocks=(cache.num_gpu_blocks or None) if is_alone else None,
+        block_tokens=cache.block_size or None,
+    )

@@ -20,6 +20,7 @@ from ichat.engines.children import ProcessFamily, adopt_children, children
 from ichat.engines.engine import EngineInfo, Progress
 from ichat.engines.flag_list import flags_of
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.protocol.engine_memory import EngineMemory
 from ichat.protocol.messages import Group, ModelCard
 
 MARK = contextvars.ContextVar("mark")
@@ -73,6 +74,7 @@ class Fake:
         parser.add_argument("--needs-children", action="store_true", help="it dies with any of them")
         parser.add_argument("--leftovers", type=int, default=0, help="processes without a parent")
         parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
+        parser.add_argument("--memory", type=json.loads, help="the figures of its memory, as JSON")
         parser.add_argument("--sleeps", action="store_true")
         parser.add_argument("--policy", choices=["fair", "greedy"], default="fair")
         parser.add_argument("--group")
@@ -145,6 +147,9 @@ class Fake:
             ModelCard(names[0], self.args.model, None, 4096),
             *(ModelCard(name, self.args.model) for name in names[1:]),
         ]
+
+    def memory(self):
+        return EngineMemory(**self.args.memory) if self.args is not None and self.args.memory else None
 
     def progress(self):
         if self.args is None:

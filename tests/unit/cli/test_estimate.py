@@ -66,7 +66,10 @@ def test_too_small_a_gpu_is_named_with_the_remedies(model, capsys):
         "Llama-70B needs 88.2 GiB a GPU at 2 GPUs; H100 has 79.6: 4 GPUs would do, or max_model_len"
     )
     assert "no number of these GPUs would do" in shown(capsys, model, "--gpu-memory-gib", "1")
-    assert "or context_length = " in shown(capsys, model, "--gpu-memory-gib", "96", "--tp", "2", "-be", "sglang")
+    sglang = (model, "--gpu-memory-gib", "96", "--tp", "2", "-be", "sglang")
+    text = shown(capsys, *sglang)
+    assert "has 96.0, and SGLang starts with a shorter context: 4 GPUs would do, or context_length = " in text
+    assert json.loads(shown(capsys, *sglang, "--json"))["fits"] is True
 
 
 def test_an_unknown_shape_has_a_sentence_and_no_figure(model, capsys):

@@ -104,12 +104,14 @@ def test_no_file_is_replaced_unasked(place):
     (place / "link.toml").symlink_to("nowhere")
     assert "link.toml is there already" in refusal_of("config.yaml", "-o", "link.toml")
     assert (place / "new.toml").read_text() == first
+    (place / "new.toml.new").write_text("another file")
     run(["config.yaml", "-o", "new.toml", "--force"])
     assert "llama-swap" in (place / "new.toml").read_text()
+    assert (place / "new.toml.new").read_text() == "another file"
     (place / "directory").mkdir()
     refused = refusal_of("config.yaml", "-o", "directory", "--force")
     assert refused == "directory cannot be written: Is a directory."
-    assert sorted(os.listdir(place)) == ["config.yaml", "directory", "link.toml", "new.toml"]
+    assert sorted(os.listdir(place)) == ["config.yaml", "directory", "link.toml", "new.toml", "new.toml.new"]
     assert (
         refusal_of("config.yaml", "-o", "no/such.toml") == "no/such.toml cannot be written: No such file or directory."
     )

@@ -12,6 +12,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.doctor.workers import WorkerCheckFacts, find_in_workers, ids_of, read_worker_facts
 from ichat.hardware.gpus import Gpu
+from ichat.placement.learnt import LearntMemories
 from ichat.preflight.facts import Facts, Holder
 from ichat.preflight.hub import HubFacts
 
@@ -113,12 +114,12 @@ def test_a_running_worker_is_no_obstacle_to_itself():
     """Its port and the memory of its GPUs are its own; other workers are judged by the GPUs that they may see."""
     gpus = [Gpu(0)]
     one = WorkerCheckFacts(WORKER, "m-0", "/p", Facts(port="taken", port_holders=[Holder(1, "p")]))
-    assert one.beside(gpus, {"m-0"}).facts == Facts()
-    assert one.beside(gpus, ()).facts == attrs.evolve(one.facts, gpus=gpus)
+    assert one.beside(gpus, {"m-0"}, LearntMemories()).facts == Facts()
+    assert one.beside(gpus, (), LearntMemories()).facts == attrs.evolve(one.facts, gpus=gpus)
     other = attrs.evolve(one, facts=Facts(devices="HIP_VISIBLE_DEVICES"))
-    assert other.beside(gpus, ()).facts.gpus is None
+    assert other.beside(gpus, (), LearntMemories()).facts.gpus is None
     silent = attrs.evolve(one, facts=None)
-    assert silent.beside(gpus, ()) is silent
+    assert silent.beside(gpus, (), LearntMemories()) is silent
 
 
 TABLE = '[[managed_workers]]\nmodel_name = "m"\nmodel_path = "{}"\npython = "/no/python"\ngpu_ids = []\n'

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ichat.engines.sglang.memory import Memory
+from ichat.engines.sglang.memory import Memory, memory_in, read_memory
 from ichat.errors import ApiError
 from ichat.http.request import Request
+from ichat.protocol.engine_memory import EngineMemory
 
 RELEASE, RESUME, CHAT = "/release_memory_occupation", "/resume_memory_occupation", "/v1/chat/completions"
 
@@ -118,3 +119,49 @@ def test_only_what_is_there_is_let_go_of_and_only_what_is_gone_is_taken_back():
     assert "SGLang has `weights`" in fourth
     refused, gone = calls(Manager(), ("release", None), ("resume", None), ("resume", None))
     assert (refused[:2], "SGLang has `" in refused[2], gone) == ([None, None], True, [])
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("told", "memory"),
+    [
+        (
+            {"weight": 15.27, "kvcache": 40.5, "token_capacity": 7, "graph": {"decode": 0.5, "prefill": 0.25}},
+            EngineMemory(
+                tokens=7, cache_bytes=int(40.5 * GIB), weights_bytes=int(15.27 * GIB), graphs_bytes=3 * GIB // 4
+            ),
+        ),
+        ({"weight": 1, "graph": 0.5}, EngineMemory(weights_bytes=GIB, graphs_bytes=GIB // 2)),
+        ({"weight": 0, "kvcache": -1, "token_capacity": None, "graph": {"decode": "x"}}, EngineMemory()),
+        ({"weight": float("nan"), "token_capacity": float("inf")}, EngineMemory()),
+    ],
+    ids=["newest", "older", "nothing", "no numbers"],
+)
+def test_memory_of_sglang_is_unknown_rather_than_zero(told, memory):
+    """The scheduler's figures are in GiB; a figure that is missing, 0 or no number is not known."""
+    assert memory_in(told) == memory
+
+
+def test_a_scheduler_that_does_not_report_its_memory_delays_nothing():
+    """It may be silent, of a release without the question, or fail: the memory is not known then."""
+
+    async def answer(*states):
+        return list(states)
+
+    async def fail():
+        raise KeyError("memory_usage")
+
+    async def ask(how, within_s=60.0):
+        manager = SimpleNamespace() if how is None else SimpleNamespace(get_internal_state=how)
+        return await read_memory(manager, within_s)
+
+    async def silent():
+        await asyncio.Event().wait()
+
+    told = {"memory_usage": {"token_capacity": 5}}
+    assert asyncio.run(ask(lambda: answer(told, {}))) == EngineMemory(tokens=5)
+    for how in (None, fail, answer, lambda: answer({}), lambda: answer({"memory_usage": 1})):
+        assert asyncio.run(ask(how)) is None
+    assert asyncio.run(ask(silent, 0)) is None

@@ -158,6 +158,18 @@ def test_the_longest_context_fits_and_the_next_does_not():
     assert longest_context(shape, weights, Settings(), 8 * GIB) == 0
 
 
+@pytest.mark.parametrize(("backend", "arguments"), [("sglang", {}), ("vllm", {"max_model_len": "auto"})])
+def test_an_engine_that_shortens_its_context_starts_with_what_fits(backend, arguments):
+    """No whole sequence must fit, but a token must; the fewest GPUs hold a whole sequence all the same."""
+    shape = read_shape(LLAMA_8B)
+    weights, settings = weights_of(shape), settings_of(backend, arguments)
+    some, none = (estimate(shape, weights, settings, gpu) for gpu in (24 * GIB, 15 * GIB))
+    assert (some.fits, some.holds_context, none.fits) == (True, False, False)
+    assert not estimate(shape, weights, Settings(), 24 * GIB).fits
+    assert fewest_gpus(shape, weights, settings, 24 * GIB) > 1
+    assert estimate(shape, weights, settings).fits is None
+
+
 def test_the_rest_for_the_cache_follows_each_engines_own_rule():
     """vLLM takes a share of all memory; SGLang a share of what is free, and weights and cache are within it."""
     shape = read_shape(LLAMA_8B)

@@ -7,9 +7,11 @@ import pytest
 
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu
+from ichat.placement.learnt import LearntMemories, LearntMemory, key_of
 from ichat.placement.model_shape import UnknownShape
 from ichat.placement.weights import DamagedFile
 from ichat.preflight.facts import Facts, read_facts
+from ichat.preflight.learnt_file import with_learnt
 from ichat.preflight.model_memory import MemoryNeed, describe_model
 from ichat.preflight.obstacles import obstacles_of
 
@@ -170,3 +172,44 @@ def test_a_model_that_is_larger_than_its_gpu_is_refused_before_it_starts():
     assert found == [f"The model needs 16.1 GiB (weights 16.1), and GPU 0 has 15.9: {remedies}"]
     assert sentences(weights, 16.2, "sglang") == []
     assert sentences(None, 1) == []
+
+
+def learnt_sentences(beside_gib, total_gib=24.0, need=None, version="0.32.0", **arguments):
+    """Return the obstacles to a worker for which an earlier load is known; the GPU is as then."""
+    worker = ManagedWorkerConfig(model_name="m", model_path="/m", backend_args=arguments)
+    gpu = Gpu(0, name="H100", memory_total_bytes=round(total_gib * GIB), memory_free_bytes=round(total_gib * GIB))
+    weights = None if need is None else need.weights_bytes
+    memories = LearntMemories()
+    key = key_of("/m", "vllm", {}, weights, ("H100", 24 * GIB))
+    memories.add(LearntMemory(key, "0.32.0", "m", 1.0, beside_bytes=round(beside_gib * GIB), raised_bytes=99 * GIB))
+    facts = with_learnt(Facts(need=need, gpus=[gpu], version=version, real_path="/m"), worker, memories)
+    return [one.sentence for one in obstacles_of(worker, "/p", {}, facts, is_later=True) if one.subject == "memory"]
+
+
+def test_a_learnt_figure_refuses_a_start_that_the_weights_alone_allow():
+    """On the same kind of GPU, with the same version, flags and weights; an assumed raise refuses nothing."""
+    need = MemoryNeed(16 * GIB, 2 * GIB, 8192)
+    assert learnt_sentences(21.5, need=need) == [
+        (
+            "The model needs 23.5 GiB (learnt: 21.5 beside its KV cache, KV cache of 8192 tokens 2.0), and GPU 0 has 24.0,"
+            " of which vLLM uses 22.1: raise tensor_parallel_size, lower max_model_len, or choose a larger GPU."
+        )
+    ]
+    assert learnt_sentences(20.6, need=need) == []
+    assert learnt_sentences(21.5, need=need, version="0.31.0") == []
+    assert learnt_sentences(21.5, need=need, version=None) == []
+    assert learnt_sentences(21.5, 24.5, need=need) == []
+    assert learnt_sentences(21.5, need=need, enforce_eager=True) == []
+    assert learnt_sentences(21.5, need=need, max_model_len=4096) != []
+    assert learnt_sentences(1.0, need=need) == []
+
+
+def test_a_model_of_an_unknown_shape_is_refused_by_learnt_figures():
+    """Its KV cache is not known; everything else is."""
+    assert learnt_sentences(23) == [
+        (
+            "The model needs 23.0 GiB (learnt: 23.0 beside its KV cache), and GPU 0 has 24.0, of which vLLM uses 22.1:"
+            " raise tensor_parallel_size, or choose a larger GPU."
+        )
+    ]
+    assert learnt_sentences(22) == []

@@ -189,14 +189,17 @@ async def test_requests_of_a_relay_that_ends_during_its_report_are_lost(site, co
     assert good.desk.told == WHOLE
 
 
-LATE = ask(7), Note("leave", 4), ended(2, 3), ended(1, 4)
-OUTCOMES = [("receives", "outcome", 2), ("receives", "outcome", 1)]
+LATE = ask(7), Note("leave", 4), Note("told"), ended(2, 3), ended(1, 4), Note("pulse"), Note("record"), Note("sums")
+COUNTED = [
+    ("receives", kind, number)
+    for kind, number in (("told", 0), ("outcome", 2), ("outcome", 1), ("record", 0), ("sums", 0))
+]
 
 
 @pytest.mark.parametrize("moment", ["report", "collect", "open", "served"])
 @pytest.mark.parametrize("count", range(len(REPORT) + 1))
 async def test_frames_that_a_relay_had_sent_before_its_end_are_read(site, moment, count):
-    """Whenever it ends, the rest of its report and its outcomes count, and nothing is answered."""
+    """Whenever it ends, the rest of its report, its outcomes and its records count, and nothing is answered."""
     found = site()
     bad, good = found.relays
     found.hear(bad, *REPORT[: count if moment == "report" else len(REPORT)])
@@ -212,7 +215,7 @@ async def test_frames_that_a_relay_had_sent_before_its_end_are_read(site, moment
     if moment == "served":
         found.end(bad, *LATE)
     told = [one for one in bad.desk.told if one != ("end",)]
-    assert told == [*WHOLE[: 4 if moment == "served" else 3], *OUTCOMES]
+    assert told == [*WHOLE[: 4 if moment == "served" else 3], *COUNTED]
     assert bad.desk.told[-1] == ("end",)
     assert good.desk.told == WHOLE
 
@@ -226,5 +229,5 @@ async def test_damaged_frames_of_a_relay_that_has_ended_are_the_last(site):
     await found.adopting.collect()
     found.open()
     found.end(bad, ended(2, 3), ended(2, 4), ended(1, 5))
-    assert bad.desk.told == [*WHOLE, OUTCOMES[0], ("end",)]
+    assert bad.desk.told == [*WHOLE, COUNTED[1], ("end",)]
     assert good.process.returncode is None

@@ -36,11 +36,11 @@ class Desk(RelayDesk):
         self.told.append(("end", 0))
 
 
-async def test_outcomes_that_a_killed_relay_had_sent_are_not_lost():
-    """The owner was behind: it reads them before it ends the requests of the relay."""
+async def test_frames_that_a_killed_relay_had_sent_are_not_lost():
+    """The owner was behind: it reads outcomes and records before it ends the requests of the relay."""
     hub = Hub()
     ours, theirs = socket.socketpair()
-    relays = Relays(hub, "", Config(), log_format="text", recorded=lambda _note: None, kept=KeptDescriptors())
+    relays = Relays(hub, "", Config(), log_format="text", kept=KeptDescriptors())
     relay = relays.relays[9] = RelayAtOwner(1, Process(), socket.socket(), 0.0)
     relay.wire, relay.desk = FrameWire(hub, ours, relay.talk.receives, lambda _why: None), Desk()
     for frame in (hello(1), SentStep(1, 1, AttemptStep("w", "m")), SentStep(2, 1, AttemptStep("w", "m"))):
@@ -52,8 +52,9 @@ async def test_outcomes_that_a_killed_relay_had_sent_are_not_lost():
                 relay.talk.receives(report)
             relay.talk.open()
     with theirs:
+        theirs.sendall(encode(Note("record")))
         theirs.sendall(encode(SentOutcome(1, 1, 1, Outcome("answered", "w"))))
         theirs.sendall(encode(SentAsk(3, MonotonicNs(1), "id", "m", b"/v1/completions")))
     await relays._wait_for(relay)
-    assert relay.desk.told == [("outcome", 1), ("end", 0)]
+    assert relay.desk.told == [("record", 0), ("outcome", 1), ("end", 0)]
     assert relays.relays == {}

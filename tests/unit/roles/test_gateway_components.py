@@ -20,7 +20,10 @@ from ichat.supervisor.supervisor import Supervisor
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
 
 
-OWNED = {"SupervisorContext": "Supervisor", "WorkerTable": "Fleet", "ModelDirectory": "Fleet", "Registry": "Fleet"}
+OWNED = {
+    "FinishedRequests": "Gateway", "ModelDirectory": "Fleet", "Registry": "Fleet", "SupervisorContext": "Supervisor",
+    "WorkerTable": "Fleet",
+}  # fmt: skip
 """Classes that get another configuration from the component that owns them."""
 
 

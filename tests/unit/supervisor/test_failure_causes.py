@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from ichat.supervisor.failure_causes import CAUSE_CHARS_MAX, cause_of, describe_exit, oom_kills
+from ichat.placement.learnt import MemoryLack
+from ichat.supervisor.failure_causes import CAUSE_CHARS_MAX, cause_of, describe_exit, memory_lack_in, oom_kills
 
 OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
 CORE = "(EngineCore_DP0 pid=59619) ERROR 10-15 08:32:29 [core.py:708] "
@@ -335,3 +336,30 @@ def test_an_exception_of_an_earlier_request_is_not_the_cause(code):
         why,
     ]
     assert cause_of(lines, code, oom_killed=False, told=why) == why
+
+
+NEEDED = (
+    "To serve at least one request with the model's max seq len (32768), (4.00 GiB KV cache is needed, which is larger"
+    " than the available KV cache memory (1.50 GiB). Based on the available memory, the estimated maximum model length"
+    " is 12288. Try increasing `gpu_memory_utilization`"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "lack"),
+    [
+        (CORE + "ValueError: " + NEEDED, 1, MemoryLack(3 * 1024**3 // 2)),
+        ("vLLM refuses these arguments: " + NEEDED, 64, MemoryLack(3 * 1024**3 // 2)),
+        (CORE + "ValueError: No available memory for the cache blocks. Try increasing", 1, MemoryLack(0)),
+        (CORE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 70, MemoryLack()),
+        (CORE + "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", 70, MemoryLack()),
+        (CORE + "ValueError: Free memory on device (19.77/22.05 GiB) on startup is less than desired GPU", 1, None),
+        ("CUDA out of memory in an earlier request", 70, None),
+        (CORE + "torch.OutOfMemoryError: CUDA out of memory.", -9, None),
+        (CORE + "torch.OutOfMemoryError: CUDA out of memory.", 0, None),
+        (CORE + "MemoryError", 70, None),
+    ],
+)
+def test_a_lack_of_gpu_memory_is_found_in_engines_output(line, code, lack):
+    """Not where other processes hold the memory, where the machine's is full, or where it is a guess."""
+    assert memory_lack_in([line], code) == lack

@@ -1,7 +1,12 @@
 """Reloads while the workers of the reload before are on their way: in the end the wanted workers run, and no others."""
 
+import time
+
 import pytest
 from support.gateway_lives import World, config_of, live, spec_of
+
+from ichat.observability.logs.lines import Line
+from ichat.placement.learnt import MemoryLack
 
 LIVES = 30
 
@@ -88,3 +93,18 @@ def test_any_life_ends_well(monkeypatch):
     for seed in range(LIVES):
         with monkeypatch.context() as patches:
             live(seed, patches)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+async def test_a_launch_that_ends_for_lack_of_memory_is_reported(autojump_clock, begin, is_ready):
+    """Before it is ready; an engine that has worked before ran out of memory for another reason."""
+    world, found = await begin(spec_of("a")), []
+    world.gateway.supervisor._context.lacked.add(lambda *lack: found.append(lack))
+    world.load_s = {"b-0": 1 if is_ready else 30}
+    world.reload(config_of([spec_of("a"), spec_of("b")]))
+    await world.until(lambda states: states.get("b-0") == ("ready" if is_ready else "loading"))
+    (process,) = (one for one in world.alive.values() if one.worker_id == "b-0")
+    world.gateway.logs.lines["b-0"] = [Line(1, time.time(), "torch.OutOfMemoryError: CUDA out of memory. Tried")]
+    process.end(70)
+    await world.until(lambda _: any(one.worker_id == "b-0" for one in world.alive.values()))
+    assert found == ([] if is_ready else [(spec_of("b"), MemoryLack())])

@@ -1,11 +1,14 @@
 """How a gateway has begun: what each start reads of the starts before, and which process writes."""
 
+import contextlib
 import os
 import time
 
 import pytest
 
+from ichat.errors import Exit
 from ichat.supervisor.starts import STARTS_FILE, GatewayCrash, SavedStarts, Starts
+from ichat.supervisor.state import handed_state
 
 S = 1_000_000_000
 
@@ -71,6 +74,17 @@ def test_a_takeover_is_written_by_the_new_process_alone(begin, tmp_path):
     found = {one.name: [sample.value for sample in one.samples] for one in new.families()}
     assert found["ichat_gateway_starts"] == [1.0, 0.0, 1.0]
     assert found["ichat_ownerless_seconds"] == [last.waited_s]
+
+
+@pytest.mark.parametrize(("error", "is_crash"), [(None, False), (Exit(1, "why"), False), (OSError(), True)])
+def test_a_new_process_that_ends_with_a_sentence_has_not_crashed(tmp_path, error, is_crash):
+    """So it is after a takeover, too: only a process without an ordered end has."""
+    lock = os.open(tmp_path, os.O_RDONLY)
+    with contextlib.suppress(Exit, OSError), handed_state(str(tmp_path), None, lock) as state:
+        state.starts.begin_by_takeover(7, "0.0.9", time.monotonic_ns())
+        if error is not None:
+            raise error
+    assert Starts(str(tmp_path)).saved.is_running == is_crash
 
 
 def test_an_old_process_that_ends_during_its_takeover_is_named(tmp_path):

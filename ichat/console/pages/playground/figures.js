@@ -146,7 +146,7 @@ export function Who({ reply, body, onClose }) {
     ["Prompt in its cache", cachedShare(told.prefix)],
     ["Time within the gateway", told.overhead_ms && `${told.overhead_ms} ms until the worker was asked`],
     ["Parameters left out", told.dropped],
-    ["Request", told.request],
+    ["Request", told.request && html`<a href=${hrefOf("requests", [told.request])}>${told.request}</a>`],
     ["Why it ended", reply.finish],
   ];
   return html`<${Dialog} title="Who has answered" onClose=${onClose} actions=${html`
