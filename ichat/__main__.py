@@ -373,6 +373,7 @@ ROLES = {
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
     "doctor": _command_in("doctor.examination", "doctor [-c FILE]", "report problems here, and their remedies"),
     "estimate": _command_in("cli.estimate", "estimate MODEL_PATH [FLAGS]", "the GPU memory that a model needs"),
+    "place": _command_in("cli.place", "place --dry-run [-c FILE | MODEL_PATH]", "the GPUs that workers would get here"),
     "convert": _command_in("convert.command", "convert FILE [-o FILE]", "LiteLLM's or llama-swap's YAML as our TOML"),
     "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
     "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),

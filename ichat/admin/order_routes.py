@@ -27,6 +27,8 @@ _NOT_ELSEWHERE: Mapping[str, str] = {
     "on_gateway_exit": "A worker on another machine outlives its gateway anyway: leave on_gateway_exit out.",
     "scale": "An order starts a single worker: leave scale out.",
     "replicas": "An order starts a single worker: leave replicas out, and order each copy.",
+    "gpus": "The gateway chooses no GPUs of other machines: leave gpus out, or write gpu_ids.",
+    "gpu_memory_gib": "The gateway chooses no GPUs of other machines: leave gpu_memory_gib out.",
     "share_gpus": "The gateway does not count the GPUs of other machines: leave share_gpus out.",
 }
 """The keys of `[[managed_workers]]` that an order may not have, each with the reason."""

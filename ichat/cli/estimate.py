@@ -24,9 +24,9 @@ from ichat.config.own_secret import directory_for
 from ichat.config.schema import ManagedWorkerConfig, ServerSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.hardware.gpus import Gpu, GpuReader
-from ichat.placement.estimate import GIB, Estimate, estimate, fewest_gpus, longest_context, tensor_sizes_of
+from ichat.placement.estimate import GIB, Estimate, estimate, fewest_gpus, longest_context, refusal_of_sharing
 from ichat.placement.learnt import LearntKey, LearntMemories, LearntMemory, cache_flags_of, key_of
-from ichat.placement.model_shape import ModelShape, UnknownShape
+from ichat.placement.model_shape import UnknownShape
 from ichat.placement.settings import Settings, settings_of
 from ichat.placement.weights import DamagedFile, WeightSums
 from ichat.preflight.facts import ENGINES, Facts, read_model, real_path_of
@@ -191,16 +191,6 @@ def _last_load(keys: Sequence[LearntKey], cache_flags: str, memories: LearntMemo
     """Return the figures of the newest load in any of these circumstances; None: there are none."""
     found = [one for key in keys if (one := memories.find(key, None, cache_flags)) is not None]
     return max(found, key=lambda one: one.at, default=None)
-
-
-def refusal_of_sharing(name: str, shape: ModelShape, settings: Settings) -> str:
-    """Return why the GPUs of these settings cannot share a model's layers; "" if they can."""
-    sizes = tensor_sizes_of(shape)
-    if settings.tensor in sizes:
-        return ""
-    possible = [str(size) for size in sizes]
-    listed = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
-    return f"{name} has {shape.heads} attention heads: it runs on {listed} GPUs, not on {settings.tensor}."
 
 
 def verdict_of(answer: EstimateAnswer) -> str:

@@ -59,7 +59,9 @@ def add_spec_flags(usage: argparse.ArgumentParser) -> None:
 
 
 def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
-    """Add the flag for the GPUs that a worker may use."""
+    """Add the flags for the GPUs of a worker."""
+    usage.add_argument("--gpus", type=_gpus, metavar="N", help="the GPUs to choose for it: N, a share, or auto")
+    usage.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="with --gpus: the memory it needs on each")
     usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
 
 
@@ -142,6 +144,13 @@ def _value(text: str) -> str | int | float:
     return text
 
 
+def _gpus(text: str) -> str | int | float:
+    value = _value(text)
+    if value != "auto" and isinstance(value, str):
+        raise argparse.ArgumentTypeError(f"must be a number of GPUs, a share of a GPU, or auto, not {text!r}")
+    return value
+
+
 def _gpu_ids(text: str) -> list[int]:
     if text == "none":
         return []
@@ -178,7 +187,10 @@ def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
 
     Raises Exit 64.
     """
-    ours = ("backend", "gpu_ids", "replicas", "host", "port", "heartbeat_interval", "worker_id", "valid_s")
+    ours = (
+        "backend", "gpus", "gpu_memory_gib", "gpu_ids", "replicas", "host", "port", "heartbeat_interval", "worker_id",
+        "valid_s",
+    )  # fmt: skip
     body: Json = {"model_name": args.model_name or name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
     twice = sorted(body.keys() & args.engine.keys())

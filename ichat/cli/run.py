@@ -264,8 +264,8 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     Raises Exit if it cannot be launched, or fails.
     """
     body: Json = {**args.engine, "model_name": name, "model_path": path, **_engine(api, args)}
-    if args.gpu_ids is not None:
-        body["gpu_ids"] = args.gpu_ids
+    given = {key: getattr(args, key) for key in ("gpus", "gpu_memory_gib", "gpu_ids")}
+    body |= {key: value for key, value in given.items() if value is not None}
     launched = in_background(api, lambda: api.call("POST", "/v1/admin/workers/launch", body=body, answer_s=LAUNCH_S))
     worker_id = ""
     try:

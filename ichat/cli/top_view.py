@@ -25,7 +25,7 @@ PANES = {"m": "models", "w": "workers", "g": "GPUs", "r": "requests"}
 """The panes by their keys."""
 _ROW_STYLES = {
     **dict.fromkeys(("failed", "broken", "unhealthy", "wedged", "restarting"), "red"),
-    **dict.fromkeys(("starting", "loading", "waking", "draining", "ending", "stale"), "yellow"),
+    **dict.fromkeys(("starting", "loading", "waking", "pending", "draining", "ending", "stale"), "yellow"),
     **dict.fromkeys(("cold", "asleep", "stopped", "gone"), "dim"),
 }
 """How rows look that have a cell with this state."""

@@ -7,7 +7,7 @@ from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import one_line
 from ichat.cli.views import names_of, reasons_of
 
-BAD: frozenset[str] = frozenset(("failed", "broken", "unhealthy", "wedged", "restarting", "stale"))
+BAD: frozenset[str] = frozenset(("failed", "broken", "unhealthy", "wedged", "restarting", "stale", "pending"))
 """The states of workers that an operator looks at."""
 _ON_ITS_WAY = frozenset(("starting", "loading", "waking", "restarting", "draining"))
 _SHOWN_MAX = 20

@@ -218,7 +218,7 @@ def progress_of(worker: Json) -> str:
     """Return a worker's progress in a single line, with the reason if it is about to restart."""
     state, phase, restarts = worker.get("state"), phase_of(worker), worker.get("restarts")
     words = [f"{worker.get('worker_id')}: {state}"]
-    if state == "restarting":
+    if state in ("restarting", "pending"):
         words.append(f"since it {failure_of(worker)}" if worker.get("failure") else "")
     elif phase:
         words.append(f"({phase})")

@@ -4,6 +4,7 @@ import ipaddress
 import re
 import urllib.parse
 from collections.abc import Mapping
+from typing import Literal
 
 from ichat.config.openai_params import KNOWN
 from ichat.config.strict import Fits, matches
@@ -29,6 +30,11 @@ WORKER_ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
 MODEL_NAME_CHARACTERS_MAX = 256
 RELAYS_MAX = 64
 """The most processes that may move bytes for a gateway."""
+Relays = int | Literal["cores"]
+"""A number of processes; "cores": as many as this process may use."""
+Gpus = int | float | Literal["auto"]
+"""Whole GPUs; as a float, a share of a GPU; "auto": the fewest GPUs of the same kind that hold the model."""
+GPUS_MAX, GPU_SHARE_LEAST = 64, 0.05
 
 
 def slug_of(model_name: str) -> str:
@@ -130,6 +136,18 @@ def are_relays(value: int | str) -> None:
     """Raise ValueError unless this is a number of relays, or "cores"."""
     if value != "cores" and not (isinstance(value, int) and 0 <= value <= RELAYS_MAX):
         raise ValueError(f'must be from 0 to {RELAYS_MAX}, or "cores", not {value!r}')
+
+
+def are_gpus(value: Gpus) -> None:
+    """Raise ValueError unless these are GPUs for a worker."""
+    if isinstance(value, float) and 1 < value < GPUS_MAX:
+        raise ValueError(f"A worker has whole GPUs, or a share of a GPU: {value:g} is neither")
+    is_right = GPU_SHARE_LEAST <= value < 1 if isinstance(value, float) else value == "auto" or 0 <= value <= GPUS_MAX
+    if not is_right:
+        raise ValueError(
+            f'must be "auto", a share from {GPU_SHARE_LEAST:g} to 1, or a whole number from 0 to {GPUS_MAX},'
+            f" not {value!r}"
+        )
 
 
 def are_named_models(tables: Mapping[str, object]) -> None:

@@ -22,7 +22,7 @@ def contradictions_of_replicas(worker: ManagedWorkerConfig) -> Iterable[str]:
     if worker.port:
         yield "port: two copies cannot have the same port: leave port out (0: any free port), or write two tables"
     if worker.gpu_ids:
-        yield "gpu_ids: two copies cannot have the same GPUs: leave gpu_ids out, or write two tables"
+        yield "gpu_ids: two copies cannot have the same GPUs: write gpus = 1, or two tables"
 
 
 def with_replicas(worker: ManagedWorkerConfig, replicas: Replicas) -> ManagedWorkerConfig:

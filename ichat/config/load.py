@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -17,16 +18,17 @@ from ichat import errors
 from ichat.config import checks
 from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.copies import contradictions_of_replicas
+from ichat.config.engine_args import contradictions_of_gpus
 from ichat.config.package_data import parse_toml
 from ichat.config.replicas import Replicas, are_replicas, replicas_of
 from ichat.config.schema import (
     SAMPLES_MAX,
     SECTIONS,
     Config,
+    EngineSettings,
     EngineValue,
     Key,
     ManagedWorkerConfig,
-    Relays,
     Security,
     ServerSettings,
 )
@@ -154,7 +156,9 @@ def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
-    converter.register_structure_hook(Relays, _relays)
+    converter.register_structure_hook(checks.Relays, _relays)
+    converter.register_structure_hook(checks.Gpus, _gpus)
+    converter.register_structure_hook(checks.Gpus | None, _gpus)
     for section in SECTIONS:
         prepare = _prepared_worker if section is ManagedWorkerConfig else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
@@ -175,10 +179,18 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
     return cast("EngineValue", value)
 
 
-def _relays(value: Any, _: Any) -> Relays:
+def _relays(value: Any, _: Any) -> checks.Relays:
     if type(value) is not int and value != "cores":
         raise ValueError(f'must be a whole number, or "cores", not {shown(value)}')
     return value
+
+
+def _gpus(value: Any, _: Any) -> checks.Gpus | None:
+    if value is None or value == "auto":
+        return value
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f'must be a number of GPUs, a share of a GPU, or "auto", not {shown(value)}')
+    return int(value) if value == int(value) else float(value)
 
 
 def _prepared_worker(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -284,6 +296,8 @@ def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[
     if worker.load != "on_demand":
         given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
         yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)
+    engine = config.engines.get(worker.backend, EngineSettings())
+    yield from contradictions_of_gpus(worker, engine.devices)
     if worker.on_gateway_exit == "keep":
         if settings.port == 0 and settings.state_directory is None:
             yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'

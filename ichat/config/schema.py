@@ -4,7 +4,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import attrs
 from attrs import field, frozen
@@ -20,8 +20,6 @@ from ichat.config.usage import PRICE, Price, UsageSettings
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """The types of an engine argument in TOML."""
-Relays = int | Literal["cores"]
-"""A number of processes; "cores": as many as this process may use."""
 
 LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least a line of this size."""
@@ -33,11 +31,9 @@ POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "
 """The policies of `routing/policies.py`, and that of `routing/prefix_policy.py`."""
 
 _PORT = Between(0, 65535)
-_SECONDS = Between(0.001, 1e9)
-_SECONDS_OR_0 = Between(0, 1e9)
+_SECONDS, _SECONDS_OR_0 = Between(0.001, 1e9), Between(0, 1e9)
 _COUNT = Between(1, 1_000_000)
-_AMOUNT = Between(1, 10**12)
-_PERIOD_AMOUNT = Between(1, 10**15)
+_AMOUNT, _PERIOD_AMOUNT = Between(1, 10**12), Between(1, 10**15)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 
@@ -58,7 +54,7 @@ class ServerSettings:
     state_directory: str | None = checked(checks.is_path, None, reload="later")
     watch_config: bool = True
     console: bool = True
-    relays: Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX})
+    relays: checks.Relays = checked(checks.are_relays, 0, {"minimum": 0, "maximum": checks.RELAYS_MAX})
 
 
 @frozen
@@ -248,7 +244,11 @@ class ManagedWorkerConfig:
     backend: str = checked(checks.not_empty, "vllm")
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
-    """GPU numbers as nvidia-smi shows them; None: all of them."""
+    """GPU numbers as nvidia-smi shows them; None: all of them, without `gpus`."""
+    gpus: checks.Gpus | None = checked(checks.are_gpus, None, {"minimum": 0, "maximum": checks.GPUS_MAX})
+    """The GPUs that the gateway chooses for the worker: a number, a share of a GPU, or `auto`; None: none."""
+    gpu_memory_gib: float | None = checked(Between(0.01, 1e6), None)
+    """The memory that the worker needs on each GPU, for `gpus`; None: by an estimate."""
     replicas: Replicas = checked(are_replicas, Replicas(1, 1), REPLICAS_SCHEMA, reload="now")
     """The number of copies, or its bounds `min` and `max`; a `min` of 0 means that the model is loaded on demand."""
     scale: Scale = field(default=Scale(), metadata={"reload": "now"})

@@ -18,11 +18,13 @@ from ichat.doctor.findings import Finding
 from ichat.fleet.registered_servers import id_for
 from ichat.hardware.gpus import Gpu
 from ichat.placement.learnt import LearntMemories
+from ichat.placement.place import NoPlace, Wish
 from ichat.preflight.facts import ENGINES, VISIBLE, Facts, read_facts
 from ichat.preflight.hub import HubFacts, ask_hub
 from ichat.preflight.learnt_file import with_learnt
 from ichat.preflight.model_files import weight_bytes
 from ichat.preflight.obstacles import Obstacle, gib, obstacles_of
+from ichat.preflight.placing import place_tables, read_wish, unbooked
 from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.launch import devices_of, environment_of, python_of
 
@@ -44,6 +46,10 @@ class WorkerCheckFacts:
     """The size of its model's weights, if they are on this machine."""
     why_no_flags: str = ""
     """Why its interpreter has not reported the flags of its engine."""
+    wish: Wish | None = None
+    """Its wish for GPUs; None: its table names them, or says nothing of them."""
+    no_place: str = ""
+    """Why no GPUs are free for it, beside the workers before it."""
     probe_s: float = PROBE_S
     """The time that its interpreter was given to find its engine."""
 
@@ -102,8 +108,11 @@ async def read_worker_facts(
                 facts = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
                 size = await trio.to_thread.run_sync(_model_bytes, worker, abandon_on_cancel=True)
             found[worker_id] = WorkerCheckFacts(
-                worker, worker_id, python, facts, size, failed.get(worker_id, ""), probe_s
+                worker, worker_id, python, facts, size, failed.get(worker_id, ""), probe_s=probe_s
             )
+            if worker.gpus is not None:
+                wish = await trio.to_thread.run_sync(read_wish, worker, environment, abandon_on_cancel=True)
+                found[worker_id] = attrs.evolve(found[worker_id], wish=wish)
             if facts.hub is not None:
                 asked = attrs.evolve(facts, hub=await ask_hub(facts.hub, environment))
                 found[worker_id] = attrs.evolve(found[worker_id], facts=asked)
@@ -131,13 +140,32 @@ def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> l
         return [Finding("ok", "workers", "The configuration has no managed workers.")]
     findings: list[Finding] = []
     others: dict[str, ManagedWorkerConfig] = {}
-    for one in workers:
+    for one in _placed(workers):
         stay = others if one.worker.load == "start" else {}
         problems = list(_check_worker(one, stay, memory_bytes))
         findings += problems or [Finding("ok", one.worker_id, f"{one.worker.model_path} can be loaded as it stands.")]
         if one.worker.load == "start":
             others[one.worker_id] = one.worker
     return findings
+
+
+def _placed(workers: Sequence[WorkerCheckFacts]) -> Iterator[WorkerCheckFacts]:
+    """Return the same with the places that all of them would have together; running workers have theirs."""
+    wishes = {one.worker_id: one.wish for one in workers if one.wish is not None}
+    if not wishes:
+        return iter(workers)
+    gpus = next((one.facts.gpus for one in workers if one.facts is not None and one.facts.gpus is not None), None)
+    places = place_tables({one.worker_id: one.worker for one in workers}, wishes, unbooked(gpus))
+    return (_with_place(one, places[one.worker_id]) if one.wish is not None else one for one in workers)
+
+
+def _with_place(one: WorkerCheckFacts, found: ManagedWorkerConfig | NoPlace) -> WorkerCheckFacts:
+    facts = one.facts
+    is_unknown = facts is None or (facts.gpus is None and facts.devices == VISIBLE)
+    if isinstance(found, NoPlace):
+        return one if is_unknown else attrs.evolve(one, no_place=found.sentence)
+    visible = ",".join(map(str, found.gpu_ids or ()))
+    return attrs.evolve(one, worker=found, facts=None if facts is None else attrs.evolve(facts, visible=visible))
 
 
 def _check_worker(
@@ -152,6 +180,8 @@ def _check_worker(
         sentence = f"The interpreter {one.python} did not answer within {one.probe_s:g} s: see what holds it up."
         yield Finding("warning", one.worker_id, sentence, f"time {shlex.quote(one.python)} --version")
         facts = attrs.evolve(facts, python="right")
+    if one.no_place:
+        yield Finding("error", one.worker_id, one.no_place)
     is_later = one.worker.load == "on_demand"
     for obstacle in obstacles_of(one.worker, one.python, others, facts, is_later=is_later):
         yield Finding("error", one.worker_id, obstacle.sentence, _command_for(obstacle, one, facts))

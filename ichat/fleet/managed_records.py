@@ -84,6 +84,12 @@ class ManagedRecords:
         if self._loads.enter(worker, phase):
             self._table.changed()
 
+    def lack(self, worker: WorkerRecord, why: str) -> None:
+        """Record why a worker has no place to start at now; "": it has a place."""
+        if worker.lacks != why:
+            worker.lacks = why
+            self._table.record_change(worker)
+
     def restart(self, worker: WorkerRecord) -> None:
         """Count another start of a managed worker, unless it was cold, and forget the facts of the start before."""
         worker.restarts += not worker.is_cold

@@ -44,7 +44,7 @@ class WorkerFacts:
     restarts: Count
     """How often the gateway has restarted the worker."""
     failure: str | None
-    """Why the worker is down or fails its health checks, in a few words; None: neither."""
+    """Why the worker is down, fails its health checks, or waits for GPUs; None: none of these."""
     cause: str | None
     """Why the worker last ended unexpectedly, in a sentence; None: not known, or never."""
     retry_in_s: Annotated[float, Between(0)] | None
@@ -164,7 +164,7 @@ def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
         "in_flight": endpoint.in_flight if endpoint else 0,
         "circuit": endpoint.circuit.describe(now) if endpoint else None,
         "restarts": worker.restarts,
-        "failure": end.why if end and worker.is_down else (endpoint.health_failure if endpoint else "") or None,
+        "failure": _failure_of(worker, endpoint) or None,
         "cause": end.cause or None if end else None,
         "retry_in_s": _rest_s(worker.retry_at, now),
         "on_demand": worker.on_demand,
@@ -177,6 +177,14 @@ def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
         "lost": table.lost(worker.id),
         "heartbeat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat and not worker.server else None,
     }
+
+
+def _failure_of(worker: WorkerRecord, endpoint: Endpoint | None) -> str:
+    if worker.end and worker.is_down:
+        return worker.end.why
+    if worker.lacks:
+        return f"waits for GPUs: {worker.lacks}"
+    return endpoint.health_failure if endpoint else ""
 
 
 def _rest_s(at: float | None, now: float) -> float | None:

@@ -17,11 +17,12 @@ from ichat.routing.availability import NOT_NOW
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for this many of its intervals is unhealthy."""
 
-State = WorkerState | Literal["cold", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+State = WorkerState | Literal["cold", "pending", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
 """A worker's state by its own report, or by the gateway's observation.
 
-`cold` is loaded on demand and has no process now; `wedged` has requests and makes no step. `stale` is from before the
-gateway's start, with no heartbeat since then. `restarting` has ended and will be started again, `failed` has not.
+`cold` is loaded on demand and has no process now; `pending` waits for free GPUs.
+`wedged` has requests and makes no step. `stale` is from before the gateway's start, with no heartbeat since then.
+`restarting` has ended and will be started again, `failed` has not.
 `broken` has lost another member of its group.
 """
 HEALTHY: frozenset[State] = frozenset(("ready", "following", "cold", "asleep"))
@@ -39,6 +40,7 @@ _TOLD: Mapping[State, str] = {
     "loading": "it is being loaded",
     "starting": "it is being started",
     "waking": "it is being woken",
+    "pending": "it waits until GPUs are free",
     "restarting": "it is being restarted",
     "draining": "it is being stopped",
     "cold": "it is not loaded",
@@ -99,6 +101,8 @@ class WorkerRecord:
     """When a worker that is being loaded will probably be ready."""
     cards: Sequence[ModelCard] = ()
     """Of a worker that is cold: its models, as its last process described them."""
+    lacks: str = ""
+    """Why a managed worker has no place to start at now, in a sentence; empty if it has a place, or needs none."""
     restarts: int = 0
     began_at: float | None = None
     """When its newest start began, known of a managed worker."""
@@ -216,7 +220,7 @@ class WorkerRecord:
         if self.is_drained and sees_drain:
             return "draining"
         if self.heartbeat is None:
-            return "starting"
+            return "pending" if self.lacks else "starting"
         if self.is_stale:
             return "stale"
         if trouble:
@@ -289,7 +293,7 @@ class WorkerRecord:
         self.tag, self.registration = "", None
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
-        self.load = None
+        self.load, self.lacks = None, ""
         self.prefix_hits = PrefixHits()
 
     def is_loadable(self, now: float, state: State) -> bool:
@@ -336,6 +340,8 @@ class WorkerRecord:
             words = "it can be asked for again" if self.on_demand else "it is started again"
             again = "" if self.retry_at is None else f"; {words} in {max(0, self.retry_at - now):.0f} s"
             return f"worker {self.id} {self.end}{again}"
+        if state == "pending":
+            return f"worker {self.id} waits for GPUs: {self.lacks.rstrip('.')}"
         if state == "wedged":
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":

@@ -172,6 +172,16 @@ def tensor_sizes_of(shape: ModelShape) -> list[int]:
     ]
 
 
+def refusal_of_sharing(name: str, shape: ModelShape, settings: Settings) -> str:
+    """Return why the GPUs of these settings cannot share a model's layers; "" if they can."""
+    sizes = tensor_sizes_of(shape)
+    if settings.tensor in sizes:
+        return ""
+    possible = [str(size) for size in sizes]
+    listed = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
+    return f"{name} has {shape.heads} attention heads: it runs on {listed} GPUs, not on {settings.tensor}."
+
+
 def fewest_gpus(
     shape: ModelShape, weights: WeightSums, settings: Settings, gpu_bytes: int, learnt: LearntMemory | None = None
 ) -> int | None:

@@ -1,18 +1,13 @@
 """The flags of an engine that decide its memory, read from its arguments by any of their names."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from attrs import frozen
 
+from ichat.config.engine_args import PIPELINE, SHARE, TENSOR, Arguments, number_of
 from ichat.placement.model_shape import UnknownShape, size_of_dtype
 
-Arguments = Mapping[str, Any]
-
-TENSOR = ("tensor_parallel_size", "tp_size", "tp")
-PIPELINE = ("pipeline_parallel_size", "pp_size", "pp")
-SHARE = ("gpu_memory_utilization", "device_memory_utilization", "mem_fraction_static")
 RANKS_MAX = 4096
 _CACHE_SIZES = {
     "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0,
@@ -113,16 +108,6 @@ def _refuse_unknown(backend: str, arguments: Arguments) -> None:
     limits = arguments.get("limit_mm_per_prompt")
     if isinstance(limits, dict) and 0 in cast("dict[str, object]", limits).values():
         raise UnknownShape("the effect of limit_mm_per_prompt is not computed")
-
-
-def number_of(arguments: Arguments, *names: str, default: float) -> float:
-    """Return an argument by any of its names. The engine itself refuses a value that is no number."""
-    value = next((arguments[name] for name in names if name in arguments), default)
-    try:
-        number = default if value is None or isinstance(value, bool | list | dict) else float(value)
-    except (ValueError, OverflowError):
-        return default
-    return number if math.isfinite(number) else default
 
 
 def _count_of(arguments: Arguments, *names: str) -> int | None:

@@ -5,15 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from attrs import Factory, evolve, frozen
 
+from ichat.config.engine_args import SHARE, arguments_of, has_share, number_of
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.placement.settings import SHARE, number_of
-from ichat.preflight.facts import VISIBLE, arguments_of
+from ichat.placement.place import EVERY_GPU
+from ichat.preflight.facts import VISIBLE
 
 MEMORY_SHARE = 0.9
 """vLLM's default share of a GPU's memory: 0.9, in newer releases 0.92. The smaller share refuses nothing wrongly."""
-EVERY_GPU = -1
-"""Stands for all GPUs, or for those of which the numbers are not known."""
-
 _ALL_ADDRESSES = frozenset(("", "0.0.0.0", "::"))
 _SHARES_MAX = 1 + 1e-9
 
@@ -36,10 +34,13 @@ def claims_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> Claims:
     """Return the claims of a worker.
 
     `has_gpus` says whether the machine has any: a worker without named GPUs uses all of them. For engines other
-    than vLLM the amount is not known, so workers that share a GPU claim none of its memory.
+    than vLLM the amount is not known, so workers that share a GPU claim none of its memory. A worker with `gpus` has
+    no GPUs before it has a place.
     """
     share = math.inf
-    if worker.share_gpus:
+    if has_share(worker):
+        share = float(worker.gpus or 0)
+    elif worker.share_gpus:
         share = memory_share(worker) if worker.backend == "vllm" else 0.0
     numbers = _gpus_of(worker, has_gpus=has_gpus)
     gpus = {EVERY_GPU} if numbers is None else numbers
@@ -95,6 +96,8 @@ def _share_of(claims: Claims, number: int) -> float | None:
 
 def _gpus_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> set[int] | None:
     """Return the numbers of the GPUs that a worker uses; None: all of them, or it is not known which."""
+    if worker.gpus is not None:
+        return set(worker.gpu_ids or ())
     words = worker.env[VISIBLE].split(",") if VISIBLE in worker.env else None
     if words is None and worker.gpu_ids is not None:
         return set(worker.gpu_ids)

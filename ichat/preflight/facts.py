@@ -15,12 +15,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import psutil
 import trio
 
+from ichat.config.engine_args import arguments_of
 from ichat.config.own_secret import is_running
 from ichat.config.process_marks import RELAY_VARIABLE, mark_of
 from ichat.config.schema import ManagedWorkerConfig
@@ -220,11 +221,6 @@ def read_facts(
         devices=devices,
         visible=environment.get(devices),
     )
-
-
-def arguments_of(worker: ManagedWorkerConfig) -> dict[str, Any]:
-    """Return the engine's arguments, their names with underscores."""
-    return {name.replace("-", "_"): value for name, value in worker.backend_args.items()}
 
 
 def real_path_of(path: str) -> str:

@@ -11,10 +11,11 @@ import attrs
 import cattrs
 from cattrs.errors import BaseValidationError
 
+from ichat.config.engine_args import arguments_of
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu
 from ichat.placement.learnt import LearntMemories, LearntMemory, key_of, version_in
-from ichat.preflight.facts import Facts, arguments_of
+from ichat.preflight.facts import Facts
 from ichat.preflight.model_memory import MemoryNeed
 
 LEARNT_FILE = "learnt.json"

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
+from ichat.config.engine_args import Arguments
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.load_phases import hub_cache
 from ichat.placement.estimate import estimate
 from ichat.placement.model_shape import ModelShape, UnknownShape, read_shape
-from ichat.placement.settings import Arguments, settings_of
+from ichat.placement.settings import settings_of
 from ichat.placement.weights import DamagedFile, Tensor, WeightSums, implied_tensors, sum_weights
 from ichat.preflight.hub import snapshot_in
 from ichat.preflight.model_files import read_config, read_tensors, read_tokenizer_length

@@ -12,12 +12,12 @@ from typing import Literal
 
 import attrs
 
+from ichat.config.engine_args import PIPELINE, SHARE, TENSOR, arguments_of, is_over_machines
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import refusals_of
 from ichat.engines.flags import KEY_VARIABLE, engine_flags
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.placement.estimate import VLLM_SHARE
-from ichat.placement.settings import PIPELINE, SHARE, TENSOR
 from ichat.preflight.claims import Claims, claims_of, have_one_port, memory_share, number_in_arguments, overfull_gpus
 from ichat.preflight.facts import (
     ENGINES,
@@ -27,7 +27,6 @@ from ichat.preflight.facts import (
     Facts,
     Holder,
     PortState,
-    arguments_of,
 )
 from ichat.preflight.hub import problems_of_hub
 from ichat.preflight.learnt_file import need_on
@@ -244,7 +243,7 @@ def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str
     key = "gpu_ids" if worker.gpu_ids is not None and facts.devices not in worker.env else facts.devices
     if len(set(ids)) < len(ids):
         yield f"{key} has a GPU twice ({', '.join(map(str, ids))}): name each GPU once."
-    if ids and needed > len(set(ids)) and not _is_spread(worker):
+    if ids and needed > len(set(ids)) and not is_over_machines(arguments_of(worker)):
         yield (
             f"The model is spread over {needed} GPUs, and the worker has {len(set(ids))} ({', '.join(map(str, ids))}):"
             " lower tensor_parallel_size or pipeline_parallel_size, or give it more gpu_ids."
@@ -373,10 +372,3 @@ def _ranks(worker: ManagedWorkerConfig) -> int:
     tensor = number_in_arguments(worker, *TENSOR, default=1)
     pipeline = number_in_arguments(worker, *PIPELINE, default=1)
     return max(int(tensor), 1) * max(int(pipeline), 1)
-
-
-def _is_spread(worker: ManagedWorkerConfig) -> bool:
-    """Return whether the GPUs of other machines count as well."""
-    arguments = arguments_of(worker)
-    is_ray = arguments.get("distributed_executor_backend") == "ray" or arguments.get("use_ray") is True
-    return is_ray or number_in_arguments(worker, "nnodes", default=1) > 1

@@ -12,8 +12,8 @@ import trio
 from cattrs.errors import BaseValidationError
 
 from ichat.config.aliases import aliases_of
-from ichat.config.checks import RELAYS_MAX
-from ichat.config.schema import Config, Limits, Relays, Timeouts
+from ichat.config.checks import RELAYS_MAX, Relays
+from ichat.config.schema import Config, Limits, Timeouts
 from ichat.errors import Exit
 from ichat.http.tls import server_context
 from ichat.relays.link import whole

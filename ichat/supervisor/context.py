@@ -1,7 +1,8 @@
 """The shared parts of all managed workers' starts: the configuration, and the places for facts about workers."""
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import attrs
@@ -63,6 +64,8 @@ class SupervisorContext:
     """Called with a worker's table when a launch of it has ended for lack of GPU memory."""
     gate: Gate = attrs.field(factory=Gate)
     """Closed while another process may get this gateway: nothing is started, ended or changed then."""
+    bookings: Iterator[int] = attrs.field(factory=itertools.count)
+    """The numbers of bookings of GPUs."""
     is_handed_over: bool = False
     """Whether another process has the workers now."""
 
@@ -86,6 +89,7 @@ class SupervisorContext:
         return {
             "backend": spec.backend,
             "model_path": spec.model_path,
+            "gpus": spec.gpus,
             "gpu_ids": spec.gpu_ids,
             "on_gateway_exit": spec.on_gateway_exit,
             "origin": "api" if is_launched else "configuration",

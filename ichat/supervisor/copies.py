@@ -118,6 +118,7 @@ class Copies:
             self._restarts.new_id(worker.id),
             is_ready=self._context.table.state(record) in HEALTHY,
             requests=endpoint.in_flight if endpoint is not None else 0,
+            placed=worker.placed_last if worker.booking is not None else (),
         )  # fmt: skip
 
     def wanted(self, config: Config) -> list[ManagedWorkerConfig]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import ichat
 from ichat.config.command_line import own_command
+from ichat.config.engine_args import implied_arguments
 from ichat.config.interpreters import find_interpreter
 from ichat.config.process_marks import RELAY_VARIABLE, WORKER_VARIABLE
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
@@ -102,7 +103,7 @@ def command_at(
         f"--drain-s={timeouts.stop_s / 2:g}",
         f"--stop-s={timeouts.stop_s / 3:g}",
         f"--model={worker.model_path}",
-        *engine_flags(worker.backend_args),
+        *engine_flags({**implied_arguments(worker), **worker.backend_args}),
         *sleep_flags(worker, has_gpus=has_gpus),
     ]
 

@@ -13,6 +13,7 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.observability.logs.store import LogStore
+from ichat.placement.place import PlaceableGpu, Wish
 from ichat.preflight.facts import Facts
 from ichat.supervisor.kept import Start
 from ichat.supervisor.state import SavedManagedWorker
@@ -102,6 +103,14 @@ class Launcher(Protocol):
 
     async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
         """Return the place's facts about a worker before its start. `limiter` bounds how many ask at once."""
+        ...
+
+    async def wish(self, config: Config, spec: ManagedWorkerConfig) -> Wish:
+        """Return the wish of a worker with `gpus`, by its model's files there."""
+        ...
+
+    async def placeable(self, config: Config, spec: ManagedWorkerConfig) -> Sequence[PlaceableGpu] | None:
+        """Return the GPUs that the place has for such a worker; None if they are not known."""
         ...
 
     async def start(self, order: Order) -> LaunchedProcess:

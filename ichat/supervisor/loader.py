@@ -24,6 +24,7 @@ from ichat.routing.balancer import Balancer
 from ichat.routing.choice import RETRY_AFTER_S
 from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
+from ichat.supervisor.books import PossiblePlaces
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
@@ -61,6 +62,7 @@ class Loader:
         self._is_pressed = False
         """Whether requests wait for a model, by the newest decision."""
         self._has_gpus = has_nvidia()
+        self._places = PossiblePlaces(workers, context)
 
     def __repr__(self) -> str:
         return f"<Loader {[watched.worker for watched in self._watched.values()]}>"
@@ -79,6 +81,7 @@ class Loader:
             self._is_due = False
             pause_s = GAP_S
             try:
+                await self._places.read(one for one in self._workers.values() if self._may_be_placed(one))
                 self._look_at = self._decide(trio.current_time())
             except Exception:
                 log.exception("a bug in deciding which models are loaded")
@@ -87,6 +90,13 @@ class Loader:
             with trio.move_on_at(self._look_at):
                 while not self._is_due:
                     await self._woken.wait()
+
+    def _may_be_placed(self, worker: ManagedWorker) -> bool:
+        """Return whether requests wait for a worker with `gpus`."""
+        return worker.is_on_demand and bool(worker.spec.gpus) and self._is_wanted(worker)
+
+    def _is_wanted(self, worker: ManagedWorker) -> bool:
+        return bool(self._balancer.demand(*worker.record.names).waiting)
 
     def _on_worker_change(self) -> None:
         if self._watched:
@@ -130,7 +140,7 @@ class Loader:
         for watched in self._watched.values():
             worker = watched.worker
             demand = self._balancer.demand(*worker.record.names)
-            if not demand.waiting or worker.is_leaving:
+            if not demand.waiting or worker.is_leaving or self._places.is_unknown(worker):
                 continue
             is_served = all(isinstance(self._directory.availability(name), Ready) for name in worker.record.names)
             if not (is_served and worker.phase in ("cold", "down", "asleep")):
@@ -147,7 +157,7 @@ class Loader:
             one.follow(self._table.endpoint_of(one.worker.record))
             if (result := one.pop_result(now)) is not None:
                 self.counts.loaded(one.model, *result)
-        return [one.candidate(now, has_gpus=self._has_gpus) for one in watched]
+        return [one.candidate(now, self._places.of(one.worker), has_gpus=self._has_gpus) for one in watched]
 
     # Actions.
 
@@ -159,7 +169,7 @@ class Loader:
             self.counts.swaps += 1
         if action.kind in ("start", "wake"):
             reason = "command" if self._commands[worker.spec.model_name] else "request"
-            watched.begin_load(reason, now)
+            watched.begin_load(reason, now, action.place)
             worker.life.load()
             self._expect(watched, action.kind, now)
         elif action.kind == "drain":

@@ -9,12 +9,15 @@ import attrs
 import psutil
 import trio
 
+from ichat.config.process_marks import WORKER_VARIABLE, mark_of
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.observability.logs.journal import JOURNAL
 from ichat.observability.logs.pipes import OUTPUT
 from ichat.observability.logs.store import LogStore
-from ichat.preflight.facts import Facts, KnownPythons, collect_facts
+from ichat.placement.place import PlaceableGpu, Wish
+from ichat.preflight.facts import Facts, KnownPythons, collect_facts, gpus_for
+from ichat.preflight.placing import placeable, read_wish
 from ichat.supervisor import processes
 from ichat.supervisor.kept import LAUNCHER, KeptDescriptors, Start
 from ichat.supervisor.launch import command_of, devices_of, environment_of, python_of, token_of
@@ -64,6 +67,22 @@ class LocalLauncher:
         return await collect_facts(
             spec, python, environment, devices, self._pythons, limiter=limiter, reader=self._gpus
         )
+
+    async def wish(self, config: Config, spec: ManagedWorkerConfig) -> Wish:
+        """Return the wish of a worker with `gpus`, by its model's files here."""
+        return await trio.to_thread.run_sync(read_wish, spec, environment_of(config, spec, ""))
+
+    async def placeable(self, config: Config, spec: ManagedWorkerConfig) -> Sequence[PlaceableGpu] | None:
+        """Return the GPUs that this machine has for such a worker; None if they are not known."""
+        if spec.gpus == 0:
+            return []
+        devices, ours = devices_of(config, spec), self._state.mark_of("")
+
+        def is_ours(pid: int) -> bool:
+            return mark_of(pid, WORKER_VARIABLE).startswith(ours)
+
+        gpus = await gpus_for(devices, self._gpus)
+        return await trio.to_thread.run_sync(placeable, gpus, os.environ.get(devices), is_ours)
 
     async def start(self, order: Order) -> WorkerProcess:
         """Start a worker's first process. Raises OSError or ValueError where that cannot be."""

@@ -15,6 +15,7 @@ from ichat.fleet.worker_record import WorkerRecord
 from ichat.listeners import wait_any
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, without_gpus
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
+from ichat.supervisor.books import Booking, Books, find_place
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launcher import FoundProcess
 from ichat.supervisor.life import Actual, Alive, NoProcess, Starting, Wanted
@@ -37,6 +38,8 @@ class Earlier:
     """Its wanted and its actual state, if that was another process of this gateway."""
     launch: int = 0
     """The number of its newest launch; 0: it had none."""
+    placed: Sequence[int] | None = None
+    """The GPUs that were chosen for its process; None: its table names them."""
 
 
 class ManagedWorker:
@@ -65,6 +68,13 @@ class ManagedWorker:
         self._context = context
         self._workers = workers
         self._found = earlier.process
+        self.booking: Booking | None = None
+        """The GPUs that were chosen for its launch; None: it has none, or its table names them."""
+        self.placed_last: Sequence[int] = earlier.placed or ()
+        """The GPUs that were chosen for it last."""
+        if earlier.placed is not None and earlier.process is not None:
+            table = attrs.evolve(spec, gpu_ids=list(earlier.placed))
+            self.booking = Booking(next(context.bookings), spec, table)
         self._finished = trio.Event()
         self.record: WorkerRecord = context.managed.expect(
             worker_id, [spec.model_name], context.launcher.socket_of(worker_id)
@@ -89,7 +99,7 @@ class ManagedWorker:
             self.record,
             names=[self.spec.model_name],
             max_in_flight=self.spec.max_in_flight,
-            settings=self._context.shown_settings(self.id, self.spec, is_launched=self.is_launched),
+            settings=self._context.shown_settings(self.id, self.holds, is_launched=self.is_launched),
             on_demand=self.is_on_demand and not self.is_leaving,
         )
 
@@ -101,7 +111,9 @@ class ManagedWorker:
     @property
     def holds(self) -> ManagedWorkerConfig:
         """The table that its process was started with, or will be."""
-        return self.life.process.spec if self.life.process is not None else self.spec
+        if self.life.process is not None:
+            return self.life.process.spec
+        return self.booking.table if self.booking is not None else self.spec
 
     @property
     def occupies(self) -> ManagedWorkerConfig:
@@ -136,10 +148,27 @@ class ManagedWorker:
 
     def saved(self) -> SavedManagedWorker:
         """Return the record for the next gateway: the process, and the table that it was started with."""
-        table = {key: value for key, value in attrs.asdict(self.holds).items() if value is not None}
+        booking = self.booking
+        spec, placed = (self.holds, None) if booking is None else (booking.wish, booking.table.gpu_ids)
+        table = {key: value for key, value in attrs.asdict(spec).items() if value is not None}
         identity = self.life.process.identity if self.life.process is not None else ""
         is_launched = self.is_launched and not self.is_leaving
-        return SavedManagedWorker(self.id, table, is_launched, self.pid, identity, self.launch)
+        return SavedManagedWorker(self.id, table, is_launched, self.pid, identity, self.launch, placed)
+
+    def book(self, booking: Booking) -> None:
+        """Have these GPUs from now on, until nothing of the launch is left."""
+        self.booking, self.placed_last = booking, booking.table.gpu_ids or ()
+        self._describe()
+
+    def prefer(self, gpu_ids: Sequence[int]) -> None:
+        """Get these GPUs at the next start if they are free."""
+        self.placed_last = gpu_ids
+
+    def _give_back(self) -> None:
+        """Have no chosen GPUs any more: nothing is left of the launch."""
+        if self.booking is not None:
+            self.booking = None
+            self._describe()
 
     # Commands: they change the wanted state.
 
@@ -211,6 +240,7 @@ class ManagedWorker:
                     await self.life.process.sweep([])
                 self.life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
+        self._give_back()
         if result.lack is not None:
             self._context.lacked(self.spec, result.lack)
         is_final = self.life.end_run(result, self._restart_settings)
@@ -228,7 +258,7 @@ class ManagedWorker:
         context = self._context
         if self._found is not None:
             found, self._found = self._found, None
-            process = context.adopt(self.record, self.spec, found)
+            process = context.adopt(self.record, self.holds, found)
             return await WorkerRun(process, self.record, self.life, context).supervise()
         problems: Sequence[str] = ()
 
@@ -238,7 +268,10 @@ class ManagedWorker:
                 context.managed.enter_load(self.record, MAKING_ROOM)
                 await context.table.changed.wait()
             context.managed.enter_load(self.record, CHECKING)
-            problems = await context.preflight(self.spec, holders_before(self, self._workers))
+            if self.spec.gpus is not None and (lack := await find_place(self, Books(self._workers), context)):
+                problems = [lack]
+                return
+            problems = await context.preflight(self.holds, holders_before(self, self._workers))
             if not problems:
                 self.launch = context.memory.next_launch()
                 await context.memory.save()
@@ -247,7 +280,7 @@ class ManagedWorker:
         if problems or self.life.next_action().kind == "end":
             return context.not_started(self.record, " ".join(problems)) if problems else RunResult(None)
         try:
-            process = await context.spawn(self.record, self.spec, self.launch)
+            process = await context.spawn(self.record, self.holds, self.launch)
         except (OSError, ValueError) as error:
             return context.not_started(self.record, str(error))
         return await WorkerRun(process, self.record, self.life, context).supervise()

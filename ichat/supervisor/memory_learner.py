@@ -15,6 +15,7 @@ import attrs
 import trio
 from prometheus_client import Metric
 
+from ichat.config.engine_args import arguments_of
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.engines.kept_flags import version_of
 from ichat.hardware.gpus import GpuReader
@@ -36,7 +37,7 @@ from ichat.placement.learnt import (
 from ichat.placement.model_shape import UnknownShape
 from ichat.placement.settings import SHARE, Arguments, number_of, settings_of
 from ichat.placement.weights import DamagedFile
-from ichat.preflight.facts import arguments_of, real_path_of
+from ichat.preflight.facts import real_path_of
 from ichat.preflight.learnt_file import LEARNT_FILE, read_learnt, write_learnt
 from ichat.preflight.model_memory import describe_model
 from ichat.protocol.engine_memory import EngineMemory

@@ -14,7 +14,8 @@ from attrs import frozen
 
 from ichat.config.schema import EngineSettings, ExternalRoute, ManagedWorkerConfig
 from ichat.config.strict import reload_of
-from ichat.preflight.claims import EVERY_GPU, Claims, claims_of, do_share_port, overfull_gpus
+from ichat.placement.place import EVERY_GPU
+from ichat.preflight.claims import Claims, claims_of, do_share_port, overfull_gpus
 from ichat.preflight.facts import VISIBLE
 from ichat.security.redact import masked
 
@@ -47,6 +48,8 @@ class Running:
     """Whether its process has ended by itself, and the next process has not begun."""
     replaced_by: str = ""
     """The id of the new worker that will replace it once that is ready; empty if none will."""
+    placed: Sequence[int] = ()
+    """The GPUs that the gateway has chosen for it."""
     is_ready: bool = True
     """Whether it serves its model, or waits to be wanted."""
     requests: int = 0
@@ -227,7 +230,7 @@ def _with_new_first(
         for one in running.values()
         if actions[one.worker_id] == "stop" and actions.get(one.replaced_by, "stop") != "stop"
     }
-    held = {one.worker_id: _claims_of(one.spec, old_engines) for one in running.values() if one.has_process}
+    held = {one.worker_id: _claims_of(one.spec, old_engines, one.placed) for one in running.values() if one.has_process}
     ending = {name: claims for name, claims in held.items() if actions[name] == "restart" or name in replaced}
     staying = [claims for name, claims in held.items() if actions[name] in ("keep", "update")]
     needs = _needs_between([*_started(changes, running, new_engines)], ending, staying)
@@ -241,7 +244,8 @@ def _started(
     for change in changes:
         is_cold = change.action == "update" and running[change.worker_id].is_cold
         if change.spec is not None and (is_cold or change.action in ("start", "restart")):
-            yield change, _claims_of(change.spec, engines)
+            placed = running[change.worker_id].placed if change.worker_id else ()
+            yield change, _claims_of(change.spec, engines, placed)
 
 
 def _needs_between(
@@ -314,14 +318,18 @@ def _gap(spec: ManagedWorkerConfig, needs: str) -> str:
     return f"with a gap: {needs}" if needs else "without a gap: the new process starts beside it"
 
 
-def _claims_of(spec: ManagedWorkerConfig, engines: Engines) -> Claims:
+def _claims_of(spec: ManagedWorkerConfig, engines: Engines, placed: Sequence[int]) -> Claims:
     """Return the claims of a worker, by the variable of its engine for GPUs.
+
+    A worker with `gpus` needs the GPUs again that were chosen for it: whether others are free is known at its start.
 
     A share of unknown size, as of SGLang, counts as the whole GPU: two processes of the worker may not fit there.
     """
     devices = engines.get(spec.backend, EngineSettings()).devices
     by_variable = {VISIBLE: spec.env[devices]} if devices in spec.env else {}
     claims = claims_of(attrs.evolve(spec, env=by_variable), has_gpus=True)
+    if spec.gpus is not None:
+        return attrs.evolve(claims, gpus=dict.fromkeys(placed, math.inf))
     return attrs.evolve(claims, gpus={number: share or math.inf for number, share in claims.gpus.items()})
 
 

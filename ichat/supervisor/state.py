@@ -65,6 +65,8 @@ class SavedManagedWorker:
     """The `process_identity.stamp_of` this process."""
     launch: int = 0
     """The number of its newest launch, carried out or not; 0: it had none."""
+    placed: list[int] | None = None
+    """The GPUs that the gateway has chosen for its process; None: its table names them, or it has no process."""
 
 
 @attrs.frozen

@@ -23,6 +23,7 @@ from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.security.keys import digest_of
 from ichat.security.redact import shown
+from ichat.supervisor.books import Books, objection_to
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.copies import Copies, ReplicaNumbers
 from ichat.supervisor.kept import KeptDescriptors
@@ -167,8 +168,9 @@ class Supervisor:
         if restarting := self._restarts.under_way():
             return f"Worker {restarting[0]} is being replaced after a reload: try again later."
         for worker in self._workers.values():
-            is_changing = isinstance(worker.life.actual, Changing | Clearing) or (worker.has_launch and not worker.pid)
-            is_loading = worker.has_launch and worker.record.load is not None
+            is_starting = worker.has_launch and not worker.pid and not worker.record.lacks
+            is_changing = isinstance(worker.life.actual, Changing | Clearing) or is_starting
+            is_loading = worker.has_launch and worker.record.load is not None and not worker.record.lacks
             if is_changing or is_loading or worker.is_leaving:
                 doing = "removed" if worker.is_leaving else "loaded" if is_loading else "started or ended"
                 return f"Worker {worker.id} is being {doing}: try again later."
@@ -213,7 +215,7 @@ class Supervisor:
                     self._start(one.worker_id, spec, is_launched=one.is_launched, earlier=earlier)
                 continue
             placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
-            earlier = Earlier(process, states, one.launch)
+            earlier = Earlier(process, states, one.launch, one.placed)
             worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, earlier=earlier)
             if spec is None:
                 self._remove_soon(worker, 0.0)
@@ -267,9 +269,11 @@ class Supervisor:
         """
         is_later = spec.load == "on_demand"
         others = dict(holders_before(None, {} if is_later else self._workers))
+        table, lack = await objection_to(spec, Books(self._workers), self._context, is_later=is_later)
         for _ in range(spec.replicas.wanted - 1):
             others[id_for(spec.model_name, {*self._workers, *others})] = spec
-        return await self._context.preflight(spec, others, self._trials if is_trial else None, is_later=is_later)
+        found = await self._context.preflight(table, others, self._trials if is_trial else None, is_later=is_later)
+        return [lack, *found] if lack else found
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
         """Return the command with which such a worker would be launched, as a shell would read it, without secrets."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ichat.preflight.claims import Claims, do_share_gpu, do_share_port, fit, overfull_gpus
 from ichat.routing.queue import Demand
@@ -47,6 +47,8 @@ class SwapCandidate:
     claims: Claims = Claims()
     """Its GPUs and its port, which it keeps while it sleeps. Workers that are no candidates are left out of account:
     the start itself finds them in its way."""
+    places: Sequence[Claims] = ()
+    """The places where it could be loaded, the best first, if the gateway chooses its GPUs and it has none yet."""
     idle_s: float = 0.0
     min_loaded_s: float = 30.0
     when_idle: Literal["stop", "sleep"] = "stop"
@@ -70,6 +72,8 @@ class SwapAction:
     kind: Literal["start", "wake", "drain", "resume", "stop", "sleep"]
     worker_id: str
     why: Literal["request", "room", "idle"]
+    place: Claims | None = None
+    """Of a start: where, if the gateway chooses the GPUs."""
 
 
 @frozen
@@ -147,6 +151,8 @@ class _Turns:
         self.sets = sets
         self.reserved = set[str]()
         """Workers that older waiters get, now or as soon as there is room."""
+        self.chosen: dict[str, Claims] = {}
+        """The claims of reserved workers, where they will be loaded."""
         self.leaving = set[str]()
         """Workers that go, or are drained, for older waiters."""
         self.actions: list[SwapAction] = []
@@ -167,6 +173,7 @@ class _Turns:
         if plan is None:
             return None
         self.reserved.add(plan.worker.worker_id)
+        self.chosen[plan.worker.worker_id] = plan.worker.claims
         if plan.at > self.now:
             self._again_at(plan.at)
         elif plan.evicts:
@@ -174,7 +181,8 @@ class _Turns:
                 self._evict(one, is_end=one.worker_id in plan.stops)
         else:
             kind = "wake" if plan.worker.phase == "asleep" else "start"
-            self.actions.append(SwapAction(kind, plan.worker.worker_id, "request"))
+            place = plan.worker.claims if plan.worker.places else None
+            self.actions.append(SwapAction(kind, plan.worker.worker_id, "request", place))
         return plan
 
     def resume_others(self) -> None:
@@ -211,8 +219,8 @@ class _Turns:
         for one in mine:
             if one.may_start_at > self.now:
                 self._again_at(one.may_start_at)
-        plans = [self._plan_of(one) for one in mine if one.may_start_at <= self.now]
-        return min(plans, key=self._effort, default=None)
+        loadable = [placed for one in mine if one.may_start_at <= self.now for placed in _at_each_place(one)]
+        return min(map(self._plan_of, loadable), key=self._effort, default=None)
 
     def _plan_of(self, worker: SwapCandidate) -> LoadPlan:
         """Return how this worker would be loaded.
@@ -241,7 +249,7 @@ class _Turns:
 
     def _in_the_way(self, worker: SwapCandidate, since: float) -> list[SwapCandidate]:
         """Return the workers with claims that must go, or be waited for, before a worker can be loaded."""
-        others = ((one, self._held(one)) for one in self.workers if one is not worker)
+        others = ((one, self._held(one)) for one in self.workers if one.worker_id != worker.worker_id)
         rest = [(one, held) for one, held in others if held is not None]
         found = [one for one, held in rest if not fit(worker.claims, held)]
         rest = [(one, held) for one, held in rest if one not in found]
@@ -260,7 +268,7 @@ class _Turns:
     def _held(self, one: SwapCandidate) -> Claims | None:
         """Return the claims that a worker has now, or will have since it is reserved; None if there are none."""
         if one.worker_id in self.reserved or one.phase not in _HOLDS_NO_GPU:
-            return one.claims
+            return self.chosen.get(one.worker_id, one.claims)
         return None if one.phase in _HOLDS_NOTHING else one.claims.without_gpus()
 
     def _surplus(
@@ -268,7 +276,7 @@ class _Turns:
     ) -> tuple[list[SwapCandidate], list[str]]:
         """Return the workers that have to stop for a worker of this set, and the ids of those to wait for."""
         going, reserved = self._apart(
-            [one for one in self.workers if one is not worker and self._counts(one, swap_set)]
+            [one for one in self.workers if one.worker_id != worker.worker_id and self._counts(one, swap_set)]
         )
         going.sort(key=lambda one: (one not in evicts, self._cost(one, since)))
         surplus = max(len(going) + len(reserved) - swap_set.loaded_max + 1, 0)
@@ -318,3 +326,8 @@ class _Turns:
             self.actions.append(SwapAction(kind, one.worker_id, "room"))
         elif one.phase == "ready":
             self.actions.append(SwapAction("drain", one.worker_id, "room"))
+
+
+def _at_each_place(one: SwapCandidate) -> Sequence[SwapCandidate]:
+    """Return a worker with the claims that it would have at each of its places."""
+    return [evolve(one, claims=place) for place in one.places] or [one]

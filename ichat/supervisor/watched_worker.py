@@ -1,7 +1,7 @@
 """The loader's notes on an on-demand worker, and how the worker looks to a decision."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -18,6 +18,8 @@ class WatchedWorker:
     def __init__(self, worker: ManagedWorker, became_idle: Callable[["WatchedWorker"], None]) -> None:
         """`became_idle` is called when its last request has ended."""
         self.worker = worker
+        self._place: Claims | None = None
+        """Where its load was decided, until its GPUs are booked."""
         self._load: tuple[str, float] | None = None
         """The reason and the beginning of a load that has neither succeeded nor failed yet."""
         self.busy_at = -math.inf
@@ -48,9 +50,11 @@ class WatchedWorker:
         self.busy_at = trio.current_time()
         self._became_idle(self)
 
-    def begin_load(self, reason: str, now: float) -> None:
-        """Note that its model is being loaded, for a `request` or a `command`."""
-        self._load = reason, now
+    def begin_load(self, reason: str, now: float, place: Claims | None) -> None:
+        """Note that its model is being loaded, for a `request` or a `command`, at a place if that was chosen."""
+        self._load, self._place = (reason, now), place
+        if place is not None:
+            self.worker.prefer(sorted(place.gpus))
 
     def pop_result(self, now: float) -> tuple[str, str, float | None] | None:
         """Return the reason for a load that has ended, how it has, and the seconds of a success, once; None: none has.
@@ -72,14 +76,19 @@ class WatchedWorker:
         return math.inf if endpoint is None or not endpoint.external_load else endpoint.reported_at + REPORT_S
 
     def _claims(self, *, has_gpus: bool) -> Claims:
-        """Return the claims of its table; they are read anew only for another table."""
+        """Return the claims of its table, or of the place of its load; they are read anew only for another table."""
+        if self._place is not None and self.worker.booking is None and self.worker.phase == "starting":
+            return self._place
         table = self.worker.holds
         if self._claimed is None or self._claimed[0] is not table:
             self._claimed = table, claims_of(table, has_gpus=has_gpus)
         return self._claimed[1]
 
-    def candidate(self, now: float, *, has_gpus: bool) -> SwapCandidate:
-        """Return how it is now; `has_gpus` says whether this machine has any GPU."""
+    def candidate(self, now: float, places: Sequence[Claims] = (), *, has_gpus: bool) -> SwapCandidate:
+        """Return how it is now; `has_gpus` says whether this machine has any GPU.
+
+        `places` are where it could be loaded, if it has no place.
+        """
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
             self._ready_since = now
@@ -98,6 +107,7 @@ class WatchedWorker:
             ready_since=self._ready_since,
             idle_since=math.inf if requests else max(self.busy_at, self._ready_since),
             claims=self._claims(has_gpus=has_gpus),
+            places=places if phase in ("cold", "down") else (),
             idle_s=worker.spec.idle_s,
             min_loaded_s=worker.spec.min_loaded_s,
             when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",

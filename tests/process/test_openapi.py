@@ -172,7 +172,7 @@ def bounds_of(said, name):
 @pytest.mark.parametrize("name", ["Launch", "Heartbeat"])
 def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
-    worker = {**WORKER, "load": "on_demand"}  # idle_s and the like are for such workers alone
+    worker = {**WORKER, "load": "on_demand", "gpus": 1}  # idle_s and the like are for such workers alone
     read, whole = (read_worker, worker) if name == "Launch" else (parse_heartbeat, BEAT)
     rest = (Config(),) if name == "Launch" else ()
     bounds = list(bounds_of(said, name))

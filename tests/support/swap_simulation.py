@@ -82,6 +82,7 @@ class SimulatedWorker:
     failures: int = 0
     has_gpus: bool = False
     claims: Claims = Claims()
+    places: tuple = ()
 
     def candidate(self):
         return Apart(*_FACTS(self))

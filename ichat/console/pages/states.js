@@ -5,7 +5,7 @@ import { duration, left, passed } from "../ui/format.js";
 /** @import { Worker } from "../store.js" */
 
 const LOADING = new Set(["starting", "loading", "waking"]);
-const DOWN = new Set(["failed", "restarting", "unhealthy", "wedged", "broken", "stale"]);
+const DOWN = new Set(["failed", "restarting", "unhealthy", "wedged", "broken", "stale", "pending"]);
 
 /**
  * Return whether a worker is about to be ready.

@@ -116,11 +116,11 @@ function State({ worker }) {
       html`<${Badge} tone="bad">circuit ${worker.circuit.state}<//>`
     }
   </div>`;
-  const isDown = ["failed", "restarting", "unhealthy", "wedged", "broken"].includes(worker.state);
+  const isDown = ["failed", "restarting", "unhealthy", "wedged", "broken", "pending"].includes(worker.state);
   const reason = reasonOf(worker);
   return html`${line}${
     isDown &&
-    html`<${Notice} tone=${worker.state === "restarting" ? "warn" : "bad"} title=${reason}>
+    html`<${Notice} tone=${["restarting", "pending"].includes(worker.state) ? "warn" : "bad"} title=${reason}>
     ${worker.failure && worker.failure !== reason ? `It ${worker.failure}. ` : ""}
     ${worker.state === "failed" && whatNext(worker)}<//>`
   }`;

@@ -67,7 +67,7 @@ def test_a_number_has_two_forms(text, replicas, load, workers):
         ),
         (
             "replicas = 2\ngpu_ids = [0]",
-            "gpu_ids: two copies cannot have the same GPUs: leave gpu_ids out, or write two tables",
+            "gpu_ids: two copies cannot have the same GPUs: write gpus = 1, or two tables",
         ),
         (
             "scale = { down_s = 5 }",

@@ -9,6 +9,7 @@ import pytest
 
 from ichat.config import load as configuration
 from ichat.config import schema
+from ichat.config.engine_args import arguments_of
 from ichat.engines.flags import engine_flags
 from ichat.errors import EXIT_USAGE, ApiError, Exit
 
@@ -442,3 +443,68 @@ def test_where_the_gateway_of_a_refused_file_is(tmp_path, text, port):
     path.write_text(text)
     found = configuration.settings_of_refused(path)
     assert (found.port if found else None) == port
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ("gpus = 2\ngpu_ids = [0]", "gpus: gpus and gpu_ids exclude each other: give the number, or the GPUs"),
+        ("gpus = 1.5", "gpus: A worker has whole GPUs, or a share of a GPU: 1.5 is neither"),
+        ("gpus = -1", 'gpus: must be "auto", a share from 0.05 to 1, or a whole number from 0 to 64, not -1'),
+        ("gpus = 65", 'gpus: must be "auto", a share from 0.05 to 1, or a whole number from 0 to 64, not 65'),
+        ("gpus = 0.01", 'gpus: must be "auto", a share from 0.05 to 1, or a whole number from 0 to 64, not 0.01'),
+        ("gpus = true", 'gpus: must be a number of GPUs, a share of a GPU, or "auto", not true'),
+        ("gpus = 'all'", 'gpus: must be a number of GPUs, a share of a GPU, or "auto", not "all"'),
+        ("gpus = nan", 'gpus: must be a number of GPUs, a share of a GPU, or "auto", not NaN'),
+        (
+            "gpus = 2\ntensor_parallel_size = 4",
+            "gpus: The engine is to use 4 GPUs and the worker gets 2: leave tensor_parallel_size out, or write gpus = 4",
+        ),
+        ("gpus = 1\npp-size = 2", "gpus: The engine is to use 2 GPUs and the worker gets 1: write gpus = 2"),
+        (
+            "gpus = 3\npipeline_parallel_size = 2",
+            "gpus: the model is divided into 2 parts, so gpus must be a multiple of 2, not 3",
+        ),
+        (
+            "gpus = 0.5\ngpu-memory-utilization = 0.3",
+            "gpus: a share of a GPU sets the engine's share of its memory: leave gpu-memory-utilization out",
+        ),
+        ("gpus = 1\nshare_gpus = true", "share_gpus: a worker with gpus gets whole GPUs, or its share of a GPU"),
+        ("gpus = 1\nenv = { CUDA_VISIBLE_DEVICES = '1' }", "gpus: gpus and CUDA_VISIBLE_DEVICES in env exclude each"),
+        ("gpu_memory_gib = 30", "gpu_memory_gib: is for workers with gpus: give that too, or leave it out"),
+        ("gpus = 'auto'\ngpu_memory_gib = 30", "gpu_memory_gib: is the memory on each of a number of GPUs: write"),
+        ("gpus = 1\ngpu_memory_gib = 0", "gpu_memory_gib: must be from 0.01 to 1e+06, not 0"),
+    ],
+)
+def test_wishes_for_gpus_that_contradict_are_refused(keys, problem):
+    """Each with the sentence that says what to do."""
+    text = f'[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\n{keys}\n'
+    with pytest.raises(Exit) as refused:
+        configuration.parse(text, "test.toml")
+    assert f"  managed_workers[0].{problem}" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "arguments"),
+    [
+        ("gpus = 2", 2, {"tensor_parallel_size": 2}),
+        ("gpus = 1", 1, {}),
+        ("gpus = 1.0", 1, {}),
+        ("gpus = 0", 0, {}),
+        ("gpus = 'auto'", "auto", {}),
+        ("gpus = 0.25", 0.25, {"gpu_memory_utilization": 0.23}),
+        ("gpus = 4\npipeline_parallel_size = 2", 4, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}),
+        ("gpus = 2\ndata_parallel_size = 2", 2, {"data_parallel_size": 2}),
+        ("gpus = 2\ntp = 2", 2, {"tp": 2}),
+        ("gpus = 2\nbackend = 'sglang'", 2, {"tensor_parallel_size": 2}),
+        ("gpus = 2\nbackend = 'fake'", 2, {}),
+        ("gpus = 2\nnnodes = 2\ntp = 4", 2, {"nnodes": 2, "tp": 4}),
+    ],
+)
+def test_arguments_follow_from_gpus(keys, gpus, arguments):
+    """The number of GPUs for each layer, and vLLM's share; what the operator gives counts."""
+    text = f'[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\n{keys}\n'
+    [worker] = configuration.parse(text, "test.toml").managed_workers
+    assert (worker.gpus, type(worker.gpus)) == (gpus, type(gpus))
+    assert arguments_of(worker) == arguments

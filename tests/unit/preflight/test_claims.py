@@ -3,7 +3,8 @@
 import pytest
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.preflight.claims import EVERY_GPU, claims_of, fit, have_one_port, overfull_gpus
+from ichat.placement.place import EVERY_GPU
+from ichat.preflight.claims import claims_of, fit, have_one_port, overfull_gpus
 
 
 def worker(**keys):
