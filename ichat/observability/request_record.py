@@ -88,5 +88,5 @@ class RecordSink(Protocol):
     """Receives the record of each request when the request has ended."""
 
     def ended(self, record: RequestRecord) -> None:
-        """Note a request that has ended. Only the last of all sinks may change the record."""
+        """Note a request that has ended. The sink must not change the record."""
         ...

@@ -1,12 +1,15 @@
 """The requests that have ended: the operators' answer to the question what happened to a request some minutes ago.
 
-A request costs a place in a deque: its record is kept as it is. All else is derived when an operator asks.
+Each is kept as the bytes of its record, so that its end touches a few hundred bytes that no cache has, and not the
+memory of twenty objects. All else is derived when an operator asks.
 """
 
+import marshal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import Any, cast
 
 import attrs
 import trio
@@ -17,6 +20,7 @@ from ichat.http.heads import RequestHead
 from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import CLIENT_LEFT, LABELS, OTHER, RequestRecord
 from ichat.protocol.messages import Count
+from ichat.protocol.usage import UsedTokens
 from ichat.proxy.planes import is_control
 
 REFUSED_SHARE = 10
@@ -28,6 +32,14 @@ NAME_MAX_BEYOND_ASCII = 24
 """The most characters of a name that is cut: other characters than ASCII may need four times the memory."""
 PATH_MAX = 64
 METHOD_MAX = 16
+_FORMAT = 2
+"""Of `marshal`: the newest without references, which cost more than they save. The bytes never leave this process."""
+_NAMES = tuple(
+    one.name
+    for one in attrs.fields(RequestRecord)
+    if one.name not in ("usage", "span", "prefix", "is_counted", "passed")
+)
+_FIELDS = attrgetter(*_NAMES)
 PASSED_MAX = 8
 """The most models that are kept of those that a request has passed over."""
 
@@ -157,8 +169,8 @@ class FinishedRequests:
     def __init__(self, kept_max: int) -> None:
         """Keep `kept_max` requests to models; 0: none."""
         self._since = time.time()
-        self._to_models: deque[RequestRecord] = deque(maxlen=kept_max)
-        self._refused: deque[RequestRecord] = deque(maxlen=_refused_max(kept_max))
+        self._to_models: deque[bytes] = deque(maxlen=kept_max)
+        self._refused: deque[bytes] = deque(maxlen=_refused_max(kept_max))
         """Requests that were for no model: their head was refused, or their path is no route."""
 
     def __repr__(self) -> str:
@@ -177,10 +189,7 @@ class FinishedRequests:
             self._refused = deque(self._refused, _refused_max(kept_max))
 
     def ended(self, record: RequestRecord) -> None:
-        """Keep a request, unless it went to the control plane. See `RecordSink`.
-
-        This is the last sink, so nothing else needs the record, and its span and its prefix are freed: they are large.
-        """
+        """Keep a request, unless it went to the control plane. See `RecordSink`."""
         kept = self._to_models
         if not record.is_counted:
             if record.status < 400 or is_control(record.path.encode("latin-1", "replace")):
@@ -190,8 +199,9 @@ class FinishedRequests:
             return
         if record.passed or (len(record.model) + len(record.alias) + len(record.path) + len(record.method) > TEXTS_MAX):
             record = _cut(record)
-        record.span = record.prefix = None
-        kept.append(record)
+        usage = record.usage
+        passed = tuple(map(tuple, record.passed)) if record.passed else ()
+        kept.append(marshal.dumps((_FIELDS(record), passed, None if usage is None else tuple(usage)), _FORMAT))
 
     def refused(self, error: ApiError, request_id: str, client: str, key_name: str, head: RequestHead | None) -> None:
         """Keep a refusal of bytes that were not yet a request, unless the client disconnected before."""
@@ -214,12 +224,24 @@ class FinishedRequests:
     def select(self, query: FinishedQuery) -> Iterator[FinishedRequest]:
         """Yield the wanted requests, newest first."""
         now, wall_now, count = trio.current_time(), time.time(), 0
-        for record in sorted((*self._to_models, *self._refused), key=attrgetter("ended_at"), reverse=True):
+        records = map(_record_in, (*self._to_models, *self._refused))
+        for record in sorted(records, key=attrgetter("ended_at"), reverse=True):
             if count == query.limit:
                 return
             if query.selects(record):
                 count += 1
                 yield view_of(record, wall_now - now)
+
+
+def _record_in(data: bytes) -> RequestRecord:
+    """Return a record that was kept, without its span and its prefix."""
+    values, passed, usage = cast(
+        "tuple[tuple[Any, ...], Sequence[tuple[str, str]], Sequence[Any] | None]",
+        marshal.loads(data),  # noqa: S302 they are made here
+    )
+    return RequestRecord(
+        **dict(zip(_NAMES, values, strict=True)), passed=passed, usage=None if usage is None else UsedTokens(*usage)
+    )
 
 
 def _refused_max(kept_max: int) -> int:

@@ -99,7 +99,7 @@ class Gateway:
             *([access] if access.enabled else ()),
             finished,
         ]
-        """Each of them gets the record of each request when the request has ended; the last sink keeps it."""
+        """Each of them gets the record of each request when the request has ended."""
         self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {
             "response": self._answer_response,
             "preflight": self._answer_preflight,
