@@ -240,9 +240,9 @@ class ManagedWorker:
                     await self.life.process.sweep([])
                 self.life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
-        self._give_back()
         if result.lack is not None:
-            self._context.lacked(self.spec, result.lack)
+            self._context.lacked(self.holds, result.lack)
+        self._give_back()
         is_final = self.life.end_run(result, self._restart_settings)
         if is_final:
             self._context.log_store.finish(self.id)

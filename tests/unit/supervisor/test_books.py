@@ -6,6 +6,7 @@ import trio
 
 from ichat.config.engine_args import arguments_of
 from ichat.config.schema import ManagedWorkerConfig
+from ichat.observability.logs.lines import Line
 from ichat.placement.estimate import GIB
 from ichat.placement.place import PlaceableGpu, Wish
 from ichat.routing.availability import NotReady
@@ -17,7 +18,12 @@ from tests.unit.supervisor.test_loader import LOAD_S, LogStore, Process, Rig
 
 
 class Logs(LogStore):
-    """The output of adopted workers, too."""
+    """The output of adopted workers, too; `text` is what each has written."""
+
+    text = ""
+
+    def tail(self, worker_id, count):
+        return [Line(1, 0.0, self.text)] if self.text else []
 
     def is_piped(self, worker_id):
         return False
@@ -150,6 +156,19 @@ async def test_a_restarted_worker_gets_its_gpus_again(autojump_clock, site):
     await site.until(lambda: placed.booking is None)
     await site.until(lambda: site.state(placed) == "ready")
     assert site.places() == {"b": [1]}
+
+
+async def test_a_lack_of_memory_is_reported_with_the_chosen_gpus(autojump_clock, site):
+    """The place is given back with the end of the process; the report names the GPUs all the same."""
+    found = []
+    site.context.lacked.add(lambda *lack: found.append(lack))
+    site.start("a", gpu_ids=[0])
+    site.start("b", gpus=1)
+    await site.until(lambda: len(site.places()) == 2)
+    site.launcher.logs.text = "torch.OutOfMemoryError: CUDA out of memory. Tried"
+    site.process("b").kill(70)
+    await site.until(lambda: found)
+    assert [table.gpu_ids for table, _ in found] == [[1]]
 
 
 async def test_shares_of_a_gpu_are_loaded_in_turn(autojump_clock, site):
