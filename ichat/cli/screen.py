@@ -107,10 +107,10 @@ def size(number: object) -> str:
     """Write a number of bytes."""
     if not isinstance(number, int | float):
         return NONE
-    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2)):
+    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if number >= factor:
             return f"{number / factor:.1f}{unit}"
-    return f"{number / 1024:.0f}KiB"
+    return f"{number:.0f}B"
 
 
 def duration(seconds: object) -> str:

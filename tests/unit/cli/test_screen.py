@@ -72,7 +72,15 @@ def test_a_cut_line_fills_no_more_columns_than_allowed(text, width, shown):
 
 def test_sizes_shares_and_times_have_units():
     """A value of another kind is an empty cell."""
-    sizes = [(0, "0KiB"), (2**20, "1.0MiB"), (3 * 2**39, "1.5TiB"), (5 * 2**30, "5.0GiB"), (None, NONE)]
+    sizes = [
+        (0, "0B"),
+        (593, "593B"),
+        (1536, "1.5KiB"),
+        (2**20, "1.0MiB"),
+        (3 * 2**39, "1.5TiB"),
+        (5 * 2**30, "5.0GiB"),
+        (None, NONE),
+    ]
     assert [size(number) for number, _ in sizes] == [text for _, text in sizes]
     times = [(0, "0.0s"), (9.94, "9.9s"), (60, "1m0s"), (3661, "1h1m"), (90000, "1d1h"), (None, NONE), (math.inf, NONE)]
     assert [duration(seconds) for seconds, _ in times] == [text for _, text in times]
