@@ -165,10 +165,9 @@ class ManagedWorker:
         self.placed_last = gpu_ids
 
     def _give_back(self) -> None:
-        """Have no chosen GPUs any more: nothing is left of the launch."""
-        if self.booking is not None:
-            self.booking = None
-            self._describe()
+        """Have no chosen GPUs any more: nothing is left of the launch, and the next launch has the newest table."""
+        self.booking = None
+        self._describe()
 
     # Commands: they change the wanted state.
 

@@ -52,7 +52,7 @@ def test_tables(operate):
     assert status["workers"] == {"ready": 1}
     assert status["resources"]["memory"]["total_bytes"] > 0
     model = {"id": "m", "workers": 1, "in_flight": 0, "circuits_open": 0, "queued": 0}
-    assert status["models"] == [{**model, "waiting_s": None, "loaded": None}]
+    assert status["models"] == [{**model, "waiting_s": None, "loaded": None, "copies": None}]
     assert "ready" in operate("status")
     assert [one["id"] for one in json.loads(operate("models", "--json"))["data"]] == ["m"]
     assert "m" in operate("models")
