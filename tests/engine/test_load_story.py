@@ -8,9 +8,9 @@ from support.real_engines import LOAD_S, python_of
 
 from ichat.cli import estimate
 from ichat.config import load as configuration
+from ichat.config.engine_args import arguments_of
 from ichat.engines.kept_flags import version_of
 from ichat.placement.learnt import version_in
-from ichat.preflight.facts import arguments_of
 from ichat.preflight.learnt_file import read_learnt
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -72,7 +72,8 @@ def test_a_load_teaches_the_memory_of_its_model(watched):
     place = watched
     place.wait()
     memory, state = place.worker()["memory"], str(place.directory / "state")
-    place.program.until(lambda: list(read_learnt(state)[0]))
+    newest = [memory["weights_bytes"]]  # an earlier load may have been learnt before
+    place.program.until(lambda: [one.weights_bytes for one in read_learnt(state)[0]] == newest)
     known, why = read_learnt(state)
     (load,) = known
     assert (load.tokens, load.name, load.key.backend, why) == (memory["tokens"], "tiny", place.engine, "")
