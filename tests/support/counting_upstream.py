@@ -47,7 +47,10 @@ class CountingUpstream:
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.partition(b":")[2])
                     line = file.readline()
-                body = json.loads(file.read(length))
+                content = file.read(length)
+                if not content or len(content) < length:
+                    return  # the gateway was killed in between
+                body = json.loads(content)
                 with self._lock:
                     self.now += 1
                     self.most = max(self.most, self.now)
