@@ -93,6 +93,8 @@ class Scaler:
                 groups.setdefault(one.spec.model_name, []).append(one)
         for model in self._scaled.keys() - groups.keys():
             del self._scaled[model]
+        if not groups:
+            return
         starting = sum(_phase_of(one, is_ready=self._is_ready(one)) == "starting" for one in self._workers.values())
         for model, ours in groups.items():
             scaled = self._scaled.setdefault(model, _Scaled())

@@ -194,14 +194,17 @@ async def run(chosen, directory):
     asking = [clients.ask_forever("bounded", "all", "sk-any") for _ in range(CLIENTS // 2)]
     asking += [clients.ask_forever("free", f"k{at % KEYS}", f"sk-{at % KEYS}") for at in range(CLIENTS - CLIENTS // 2)]
     ends = asyncio.gather(*asking)
+    before = -1
     while not ends.done():
+        if before == clients.count or any(killer.done() for killer in killers):
+            ends.cancel()
+            raise RuntimeError("no answer for a minute, or a program could not be killed and started")
+        before = clients.count
         await asyncio.wait([ends, *killers], timeout=60, return_when=asyncio.FIRST_COMPLETED)
         print(
             f"{clients.count:,} answers {dict(clients.statuses)}, kills {dict(kills)}, most {dict(bounded.most)}",
             flush=True,
         )
-        if killers[1].done():
-            break
     for killer in killers:
         killer.cancel()
     await asyncio.gather(*killers, return_exceptions=True)
