@@ -69,7 +69,7 @@ async def report_end(orders: OrderStore) -> Response:
 async def get_orders(orders: OrderStore) -> views.OrderList:
     """Return the orders for workers on other machines."""
     newest = sorted(orders.orders.by_launch.values(), key=lambda one: one.launch, reverse=True)
-    return views.OrderList([_view_of(one) for one in newest])
+    return views.OrderList([_view_of(one) for one in newest if not one.is_managed])
 
 
 @operations.add(

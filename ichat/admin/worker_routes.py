@@ -160,7 +160,7 @@ async def get_worker(worker_id: str, table: WorkerTable) -> object:
 async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: EngineFlags, table: WorkerTable) -> Response:
     """Start a worker and its copies, without waiting for them; the next gateway starts them again."""
     spec = read_worker(await read_json(), reloader.config)
-    unchecked = await flags.prepare(reloader.config, spec) or None
+    unchecked = (await flags.prepare(reloader.config, spec) or None) if spec.on == "here" else None
     if read_flags("dry_run")[0]:
         objections = await supervisor.objections_to(spec, is_trial=True)
         command, settings = supervisor.command_of(spec), shown_section(spec)

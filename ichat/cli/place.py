@@ -94,7 +94,7 @@ async def _find(config: Config) -> tuple[Mapping[str, ManagedWorkerConfig], Plac
     for table in each_copy(config.managed_workers):
         name = id_for(table.model_name, tables)
         tables[name] = table
-        if table.gpus is not None:
+        if table.gpus is not None and table.on == "here":
             wishes[name] = await trio.to_thread.run_sync(read_wish, table, environment_of(config, table, ""))
     is_nvidia = all(devices_of(config, tables[name]) == VISIBLE for name in wishes)
     found = await gpus_for(VISIBLE) if is_nvidia else None

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import attrs
 
 from ichat.config.engine_args import arguments_of
-from ichat.config.ray import RayEngine, RaySettings
-from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.config.ray import RayEngine
+from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 
 
 def contradictions_of_ray(config: Config) -> Iterable[str]:
@@ -65,17 +65,18 @@ def _contradictions_of_gpus(worker: ManagedWorkerConfig) -> Iterable[str]:
         yield "gpus: the gateway does not see the model's files on the nodes: write a number of GPUs"
 
 
-def on_node(worker: ManagedWorkerConfig, ray: RaySettings) -> ManagedWorkerConfig:
+def on_node(worker: ManagedWorkerConfig, config: Config) -> ManagedWorkerConfig:
     """Return the table of a worker on Ray as its node has it: nothing there concerns the cluster, or its copies.
 
     A job without GPUs sees all GPUs of its node, so `gpu_ids` is empty then.
     """
     usual = ManagedWorkerConfig(worker.model_name, worker.model_path)
     there = {name: getattr(usual, name) for name in _ELSEWHERE}
-    engine = ray.engines.get(worker.backend, RayEngine())
+    named = config.ray.engines.get(worker.backend, RayEngine()), config.engines.get(worker.backend, EngineSettings())
+    python = worker.python or named[0].python or named[1].python
     gpu_ids = list[int]() if worker.gpus == 0 else None
     gpus = None if worker.gpus == 0 else worker.gpus
-    return attrs.evolve(worker, **there, gpus=gpus, gpu_ids=gpu_ids, python=worker.python or engine.python)
+    return attrs.evolve(worker, **there, gpus=gpus, gpu_ids=gpu_ids, python=python)
 
 
 def _is_loopback(host: str) -> bool:

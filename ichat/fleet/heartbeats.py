@@ -221,7 +221,7 @@ class HeartbeatReceiver:
         self._check_key(heartbeat.worker_id, caller)
         if known is None:
             return
-        if known.managed:
+        if known.managed and caller.worker is None:
             raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
         if known.server is not None:
             raise errors.forbidden(

@@ -22,6 +22,7 @@ from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import end_worker
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.http.parties import party_of
+from ichat.listeners import Listeners
 from ichat.protocol.json_text import parsed
 from ichat.protocol.orders import REPORT_BYTES_MAX, LaunchEnd, WorkerOrder, parse_end, parse_order_request
 from ichat.security.auth import Caller
@@ -82,6 +83,10 @@ class OrderStore:
         self._wrong = WrongCodes()
         self.lock = trio.Lock()
         """Held while the orders change."""
+        self.changed: Listeners[[]] = Listeners()
+        """Called when an order is new, was fetched, or has ended."""
+        self.reported: Listeners[[LaunchEnd]] = Listeners()
+        """Called with a guard's report of the end of a managed worker's launch."""
         self._use(orders)
 
     def __repr__(self) -> str:
@@ -96,6 +101,7 @@ class OrderStore:
         keys = [one for one in orders.by_launch.values() if one.key_hash]
         self._by_key = {bytes.fromhex(one.key_hash.partition(":")[2]): one for one in keys}
         self._proofs = {one.worker_id: proof_of(one.key.encode()) for one in keys if one.key}
+        self.changed()
 
     # What others ask.
 
@@ -127,7 +133,7 @@ class OrderStore:
                 message = f"There are {LIVE_MAX} orders already: end workers on other machines (`ichat.pyz stop ID`)."
                 raise ApiError(409, "too_many_orders", message)
             known = self._table.get(worker_id)
-            if known is not None and not self._is_ordered(worker_id):
+            if known is not None and (known.managed or not self._is_ordered(worker_id)):
                 message = f"The id {worker_id} belongs to a worker that no order has started: choose another id."
                 raise ApiError(409, "worker_exists", message)
             taken = {one.worker_id for one in self.orders.by_launch.values()} | {one.id for one in self._table}
@@ -137,6 +143,27 @@ class OrderStore:
         log.info("worker %s was ordered for another machine (launch %d)", name, order.launch)
         return order, code
 
+    async def make_managed(self, worker_id: str, spec: ManagedWorkerConfig, valid_s: float) -> tuple[RemoteOrder, str]:
+        """Make the order of a managed worker's launch; return it, and its code. Raises ApiError 503."""
+        async with self.lock:
+            now, table = self._wall_clock(), _table_of(spec)
+            orders, order, code = self.orders.with_new(worker_id, table, now, valid_s, is_managed=True)
+            await self._change(orders)
+        return order, code
+
+    async def ask_to_end(self, order: RemoteOrder) -> None:
+        """Have the worker of an order end, by a request, or else by its next heartbeat. Raises ApiError 503."""
+        await self._end_at(order.launch, self._wall_clock())
+        if (worker := self._table.get(order.worker_id)) is not None:
+            await end_worker(worker, self.proof_of(order.worker_id))
+
+    async def finish(self, launch: int, how: str) -> None:
+        """Have the code and the key of a launch be dead, if they are not. Raises ApiError 503."""
+        async with self.lock:
+            order = self.orders.by_launch.get(launch)
+            if order is not None and not order.ended:
+                await self._change(self.orders.with_end(launch, how))
+
     async def end(self, worker_id: str, drain_s: float) -> bool:
         """End a worker that an order has started, or withdraw its order; return whether there was any.
 
@@ -144,6 +171,8 @@ class OrderStore:
         answer, it ends at its next heartbeat. Raises ApiError 503.
         """
         order, worker = self.orders.live(worker_id), self._table.get(worker_id)
+        if worker is not None and worker.managed:
+            return False
         if order is None:
             is_left = worker is not None and worker.is_down and self._is_ordered(worker_id)
             if worker is not None and is_left:
@@ -156,14 +185,11 @@ class OrderStore:
             with trio.move_on_after(drain_s):
                 while endpoint.in_flight:
                     await endpoint.idle.wait()
-            await self._end_at(order.launch, self._wall_clock())
-            await end_worker(worker, self.proof_of(worker_id))
+            await self.ask_to_end(order)
             with trio.move_on_after(self._config.timeouts.stop_s):
                 while self._table.get(worker_id) is worker and not worker.is_down:
                     await self._table.changed.wait()
-        async with self.lock:
-            if not self.orders.by_launch[order.launch].ended:
-                await self._change(self.orders.with_end(order.launch, "was stopped"))
+        await self.finish(order.launch, "was stopped")
         if worker is not None:
             self._table.remove(worker)
         return True
@@ -215,10 +241,7 @@ class OrderStore:
         end, key = parse_end(_read(body)), caller.worker
         if key is None or (key.worker_id, key.launch) != (end.worker_id, end.launch):
             raise errors.forbidden(f"This key is not that of launch {end.launch} of worker {end.worker_id}.")
-        async with self.lock:
-            if not self.orders.by_launch[end.launch].ended:
-                how = f"{end.why}: {end.cause}" if end.cause else end.why
-                await self._change(self.orders.with_end(end.launch, how))
+        await self.finish(end.launch, f"{end.why}: {end.cause}" if end.cause else end.why)
         self._show(end)
         return _ANSWER
 
@@ -230,6 +253,9 @@ class OrderStore:
         )
         worker = self._table.get(end.worker_id)
         if worker is None:
+            return
+        if worker.managed:
+            self.reported(end)
             return
         if not end.is_failure:
             self._table.remove(worker)

@@ -48,6 +48,8 @@ class RemoteOrder:
     key_hash: str = ""
     end_at: float | None = None
     """When the worker must end, by an operator's wish; None: not at all."""
+    is_managed: bool = False
+    """Whether the gateway itself launches the worker, starts it again and ends it."""
     ended: str = ""
     """How it has ended, in a few words after the worker's name; empty: it has not."""
 
@@ -89,12 +91,14 @@ class Orders:
         return next((one for one in self.by_launch.values() if one.code_hash == code_hash), None)
 
     def with_new(
-        self, worker_id: str, table: Mapping[str, Any], now: float, valid_s: float
+        self, worker_id: str, table: Mapping[str, Any], now: float, valid_s: float, *, is_managed: bool = False
     ) -> tuple["Orders", RemoteOrder, str]:
         """Return the orders with a new order, the order, and its code. An earlier order of the worker ends by it."""
         code, before = f"order-{secrets.token_urlsafe(32)}", self.live(worker_id)
         orders = self if before is None else self.with_end(before.launch, "was replaced by another order")
-        order = RemoteOrder(worker_id, self.newest + 1, {**table}, hash_of(code), now, now + valid_s)
+        order = RemoteOrder(
+            worker_id, self.newest + 1, {**table}, hash_of(code), now, now + valid_s, is_managed=is_managed
+        )
         return orders.with_changed(order), order, code
 
     def with_fetched(self, order: RemoteOrder, start_id: str, address: str, now: float) -> tuple["Orders", RemoteOrder]:

@@ -35,8 +35,10 @@ def claims_of(worker: ManagedWorkerConfig, *, has_gpus: bool) -> Claims:
 
     `has_gpus` says whether the machine has any: a worker without named GPUs uses all of them. For engines other
     than vLLM the amount is not known, so workers that share a GPU claim none of its memory. A worker with `gpus` has
-    no GPUs before it has a place.
+    no GPUs before it has a place. A worker on another machine claims nothing here.
     """
+    if worker.on != "here":
+        return Claims()
     share = math.inf
     if has_share(worker):
         share = float(worker.gpus or 0)

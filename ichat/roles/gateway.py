@@ -382,7 +382,8 @@ class LogSources:
         for worker in self._table:
             has_source = worker.heartbeat is not None and worker.server is None and not worker.is_piped
             if worker.heartbeat is not None and has_source and not worker.is_down:
-                heartbeat, shown = worker.heartbeat, b"" if worker.managed else self._table.proof_of(worker.id) or proof
+                heartbeat, usual = worker.heartbeat, b"" if worker.managed else proof
+                shown = self._table.proof_of(worker.id) or usual
                 yield (
                     worker.id,
                     LogSource(heartbeat.start_id, heartbeat.host, heartbeat.port, worker.unix_socket, shown),

@@ -64,6 +64,7 @@ from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.security.origins import site_of
 from ichat.security.rate_limits import Quotas
 from ichat.supervisor.kept import KeptDescriptors
+from ichat.supervisor.ray_launcher import launchers_of
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 from ichat.takeover.under_way import RequestsOfOthers
@@ -198,7 +199,8 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     fleet.table.use_proofs(orders.proof_of)
     parts.auth.use_worker_keys(orders)
     kept = KeptDescriptors(is_shared=bool(config.server_settings.relays))
-    supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept)
+    clusters = launchers_of(config, state, orders)
+    supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept, clusters=clusters)
     monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
     return Control(
         parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, orders, supervisor, monitor, kept,

@@ -21,6 +21,7 @@ import attrs
 import httpx
 import trio
 
+from ichat.config.engine_args import arguments_of, is_over_machines
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, Limits, ManagedWorkerConfig, Timeouts
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
@@ -54,6 +55,7 @@ RETRY_S = 1.0
 OUTPUT_S = 2.0
 """How long the rest of the worker's output is read, after its last process has ended."""
 _ALLOWED = ("order", "gateway_address", "gateway_ca", "advertise_host", "log_format")
+_OF_RAY = ("RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _JSON = {"content-type": "application/json"}
 
 
@@ -157,6 +159,7 @@ class Guard:
     async def run(self, signals: AsyncIterator[int]) -> int:
         """Run the worker to its end, and return the exit code. Raises Exit if it cannot be started."""
         become_subreaper()
+        self._leave_rays_secrets()
         await self._check_machine()
         progress, output = RunProgress(trio.current_time()), _Output(self._buffer)
         try:
@@ -187,6 +190,8 @@ class Guard:
         spec = attrs.evolve(self._spec, host=self._spec.host or "0.0.0.0")
         python, environment = python_of(self._config, spec), environment_of(self._config, spec, "")
         devices = devices_of(self._config, spec)
+        if spec.gpus is not None and not has_nvidia():
+            environment.pop(devices, None)  # no driver here knows the GPUs that a cluster has given
         facts = await collect_facts(spec, python, environment, devices, reader=self._gpus)
         obstacles = [one.sentence for one in obstacles_of(spec, python, {}, facts)]
         if obstacles:
@@ -198,6 +203,12 @@ class Guard:
         cause = sentence(" ".join(sentences))
         await self._report(WorkerEnd("cannot be started", 0.0, exit_code=code, cause=cause), is_failure=True)
         raise Exit(code, "\n".join(sentences))
+
+    def _leave_rays_secrets(self) -> None:
+        """Have the engine not inherit what Ray gives each job: its token, and the variables of the job."""
+        if not is_over_machines(arguments_of(self._spec)):
+            for name in _OF_RAY:
+                os.environ.pop(name, None)
 
     async def _start(self, output: int) -> WorkerProcess:
         """Start the worker's process. Raises OSError or ValueError."""

@@ -112,6 +112,11 @@ class Books:
         )
 
 
+def is_placed_here(spec: ManagedWorkerConfig) -> bool:
+    """Return whether the gateway chooses the GPUs of a worker with this table."""
+    return spec.gpus is not None and spec.on == "here"
+
+
 async def find_place(worker: BookedWorker, books: Books, context: SupervisorContext) -> str:
     """Book the place of a worker with `gpus`, and return "". While there is none, the worker's record says why.
 
@@ -169,7 +174,7 @@ async def objection_to(
 
     `is_later` leaves out GPUs that another worker may have now and will give back.
     """
-    if spec.gpus is None:
+    if not is_placed_here(spec):
         return spec, ""
     wish, gpus = (
         await context.launcher.wish(context.config, spec),
@@ -207,7 +212,8 @@ class PossiblePlaces:
     def is_unknown(self, worker: BookedWorker) -> bool:
         """Return whether a worker needs a place, and the GPUs were never read for its table."""
         known = self._read.get(worker.record.id)
-        return bool(worker.spec.gpus) and worker.booking is None and (known is None or known[0] is not worker.spec)
+        needs_place = bool(worker.spec.gpus) and is_placed_here(worker.spec) and worker.booking is None
+        return needs_place and (known is None or known[0] is not worker.spec)
 
     def _is_fresh(self, worker: BookedWorker, now: float) -> bool:
         return not self.is_unknown(worker) and now < self._read[worker.record.id][3]
@@ -215,7 +221,7 @@ class PossiblePlaces:
     def of(self, worker: BookedWorker) -> Sequence[Claims]:
         """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`."""
         known = self._read.get(worker.record.id)
-        if worker.spec.gpus is None or known is None or known[0] is not worker.spec:
+        if not is_placed_here(worker.spec) or known is None or known[0] is not worker.spec:
             return ()
         _, wish, gpus, _ = known
         permanent = {name: one for name, one in self._workers.items() if not one.is_on_demand}

@@ -24,8 +24,12 @@ from ichat.protocol.load_story import STARTING
 from ichat.security.keys import proof_of
 from ichat.supervisor.last_words import LINES_MAX
 from ichat.supervisor.launch import python_of, token_of
-from ichat.supervisor.launcher import FoundProcess, LaunchedProcess, Launcher, Order
+from ichat.supervisor.launcher import FoundProcess, LaunchedProcess, Launcher, Order, RemoteLauncher
 from ichat.supervisor.run_progress import RunProgress, RunResult, end_of
+from ichat.supervisor.state import SavedManagedWorker
+
+NO_CLUSTER = "This gateway began without a Ray cluster: start it again with ray.address."
+"""Why a worker on Ray cannot be started."""
 
 
 class LaunchMemory(Protocol):
@@ -54,7 +58,7 @@ class SupervisorContext:
     directory: ModelDirectory
     managed: ManagedRecords
     launcher: Launcher
-    """Starts the workers."""
+    """Starts the workers of this machine."""
     memory: LaunchMemory
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
@@ -64,6 +68,8 @@ class SupervisorContext:
     """Called with a worker's table when a launch of it has ended for lack of GPU memory."""
     gate: Gate = attrs.field(factory=Gate)
     """Closed while another process may get this gateway: nothing is started, ended or changed then."""
+    clusters: Mapping[str, RemoteLauncher] = attrs.field(factory=dict[str, RemoteLauncher])
+    """Start the workers of other machines, by `on` in the workers' tables."""
     bookings: Iterator[int] = attrs.field(factory=itertools.count)
     """The numbers of bookings of GPUs."""
     is_handed_over: bool = False
@@ -87,6 +93,7 @@ class SupervisorContext:
     def shown_settings(self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool) -> Mapping[str, object]:
         """Return the settings of a worker that operators see."""
         return {
+            "on": spec.on,
             "backend": spec.backend,
             "model_path": spec.model_path,
             "gpus": spec.gpus,
@@ -106,24 +113,37 @@ class SupervisorContext:
     ) -> Sequence[str]:
         """Return the obstacles to a worker's start beside the others, each in a sentence.
 
-        `is_later` leaves out resources that another worker may have now and will give back.
+        A worker on another machine is examined there. `is_later` leaves out resources that another worker may have now
+        and will give back.
         """
         if spec.on != "here":
-            return [f"This gateway starts no workers on {spec.on} yet."]
+            return [] if spec.on in self.clusters else [NO_CLUSTER]
         facts = with_learnt(await self.launcher.facts(self.config, spec, limiter), spec, self.learnt)
         python = python_of(self.config, spec)
         return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]
 
     async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig, launch: int) -> LaunchedProcess:
         """Start a worker's first process, as the launch of this number. Raises OSError or ValueError if it cannot."""
+        order = Order(worker.id, launch, spec, self.config)
+        if spec.on != "here":
+            self.managed.set_piped(worker, is_piped=False)
+            return await self.clusters[spec.on].start(order)
         self.managed.enter_load(worker, STARTING)
         self.managed.set_piped(worker, is_piped=True)
-        return await self.launcher.start(Order(worker.id, launch, spec, self.config))
+        return await self.launcher.start(order)
+
+    async def find(self, started: Sequence[SavedManagedWorker]) -> Mapping[str, FoundProcess]:
+        """Return the launches of these workers that have not ended; nothing else runs between a look and the return."""
+        found: dict[str, FoundProcess] = {}
+        for name, cluster in self.clusters.items():
+            found.update(await cluster.find([one for one in started if one.spec.get("on") == name]))
+        here = [one for one in started if one.spec.get("on", "here") == "here"]
+        return {**found, **await self.launcher.find(here)}
 
     def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, found: FoundProcess) -> LaunchedProcess:
         """Go on with a process that an earlier gateway has started."""
         self.managed.set_piped(worker, is_piped=self.log_store.is_piped(worker.id))
-        return found.adopt(spec)
+        return found.adopt(self.config, spec)
 
     async def change_engine(self, worker: WorkerRecord, to: Literal["asleep", "ready"]) -> None:
         """Have a worker's engine free its memory, or allocate it again. Raises one of `client.FAILURES`."""
@@ -136,17 +156,19 @@ class SupervisorContext:
         end = WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines)
         return RunResult(end, was_started=False)
 
-    def end_of(self, worker: WorkerRecord, code: int | None, why: str, progress: RunProgress) -> WorkerEnd:
+    def end_of(self, worker: WorkerRecord, process: LaunchedProcess, why: str, progress: RunProgress) -> WorkerEnd:
         """Return the known facts about the end of a process; `why` is set if the gateway has ended it."""
+        if process.reported_end is not None and not why:
+            return process.reported_end
         lines = self.log_store.tail(worker.id, LINES_MAX)
         told = worker.heartbeat.failure if worker.heartbeat else ""
-        return end_of(code, why, progress, lines, told=told, lines_max=self.config.logs.last_lines_max)
+        return end_of(process.returncode, why, progress, lines, told=told, lines_max=self.config.logs.last_lines_max)
 
     async def wait_for_failure(self, worker: WorkerRecord, process: LaunchedProcess, progress: RunProgress) -> str:
         """Wait until a worker has been loading or stuck for too long, and return which."""
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts
-            is_unheard = process.is_adopted and worker.heartbeat is None
+            is_unheard = process.is_adopted and worker.heartbeat is None and not process.waits_for
             progress.record(self.table.state(worker, sees_drain=False), now, is_unheard=is_unheard)
             if why := progress.failure(timeouts, now):
                 return why

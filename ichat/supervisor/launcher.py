@@ -1,7 +1,7 @@
-"""What starts managed workers at some place, finds those of earlier gateways, and has their output.
+"""What starts managed workers at some place, and finds those of earlier gateways.
 
 The supervisor knows a launcher by these protocols alone. `local_launcher.LocalLauncher` starts processes on this
-machine.
+machine, and has their output. `ray_launcher.RayLauncher` starts jobs on a Ray cluster.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -12,6 +12,7 @@ import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.observability.logs.store import LogStore
 from ichat.placement.place import PlaceableGpu, Wish
 from ichat.preflight.facts import Facts
@@ -42,7 +43,7 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Its process id on this machine; 0: it is on another machine, or is not there yet."""
         ...
 
     @property
@@ -53,6 +54,25 @@ class LaunchedProcess(Protocol):
     @property
     def has_ended(self) -> bool:
         """Whether it has ended."""
+        ...
+
+    @property
+    def waits_for(self) -> str:
+        """Why no process runs yet, in a sentence; empty: it runs, or has ended."""
+        ...
+
+    async def wait_change(self) -> None:
+        """Wait for the next change of `waits_for`."""
+        ...
+
+    @property
+    def reported_end(self) -> WorkerEnd | None:
+        """How it has ended, if its launcher knows more than the exit code."""
+        ...
+
+    @property
+    def had_no_place(self) -> bool:
+        """Whether it has ended since there was no place to run it: that is no failure of the worker."""
         ...
 
     async def lower_priority(self) -> None:
@@ -84,13 +104,28 @@ class FoundProcess(Protocol):
         """Whether it has not seen that the gateway before was gone."""
         ...
 
-    def adopt(self, spec: ManagedWorkerConfig) -> LaunchedProcess:
+    def adopt(self, config: Config, spec: ManagedWorkerConfig) -> LaunchedProcess:
         """Go on with it; `spec` is the table that it was started with."""
         ...
 
 
+class RemoteLauncher(Protocol):
+    """Starts workers on machines that it chooses."""
+
+    async def start(self, order: Order) -> LaunchedProcess:
+        """Launch a worker's first process; it waits for its place afterwards."""
+        ...
+
+    async def find(self, started: Sequence[SavedManagedWorker]) -> Mapping[str, FoundProcess]:
+        """Return the launches of these workers that have not ended, by the workers' ids. Launches of others are ended.
+
+        A launch counts as not ended if nothing is known of it.
+        """
+        ...
+
+
 class Launcher(Protocol):
-    """Starts workers at a place."""
+    """Starts workers on the gateway's machine."""
 
     @property
     def logs(self) -> LogStore:

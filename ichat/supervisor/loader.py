@@ -24,7 +24,7 @@ from ichat.routing.balancer import Balancer
 from ichat.routing.choice import RETRY_AFTER_S
 from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.supervisor.books import PossiblePlaces
+from ichat.supervisor.books import PossiblePlaces, is_placed_here
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
@@ -93,7 +93,8 @@ class Loader:
 
     def _may_be_placed(self, worker: ManagedWorker) -> bool:
         """Return whether requests wait for a worker with `gpus`."""
-        return worker.is_on_demand and bool(worker.spec.gpus) and self._is_wanted(worker)
+        needs_place = bool(worker.spec.gpus) and is_placed_here(worker.spec)
+        return worker.is_on_demand and needs_place and self._is_wanted(worker)
 
     def _is_wanted(self, worker: ManagedWorker) -> bool:
         return bool(self._balancer.demand(*worker.record.names).waiting)
@@ -149,7 +150,7 @@ class Loader:
 
     def _candidates(self, now: float) -> list[SwapCandidate]:
         """Return the on-demand workers as they are now."""
-        found = [one for one in self._workers.values() if one.is_on_demand and (one.pid or not one.is_leaving)]
+        found = [one for one in self._workers.values() if one.is_on_demand and (one.has_process or not one.is_leaving)]
         for worker_id in self._watched.keys() - {one.id for one in found}:
             self._watched.pop(worker_id).follow(None)
         watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in found]
@@ -243,7 +244,7 @@ class Loader:
         worker.life.sleep()
         while worker.life.is_falling_asleep:
             await self._table.changed.wait()
-        if worker.life.failed_change or not worker.pid:
+        if worker.life.failed_change or not worker.has_process:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id
 

@@ -182,8 +182,9 @@ class FoundLocalProcess:
     """Whether it has not seen that the gateway before was gone."""
     _launcher: LocalLauncher
 
-    def adopt(self, spec: ManagedWorkerConfig) -> WorkerProcess:
+    def adopt(self, config: Config, spec: ManagedWorkerConfig) -> WorkerProcess:
         """Go on with it; `spec` is the table that it was started with."""
+        del config
         return self._launcher.adopt(self.worker_id, spec, self.process)
 
 

@@ -15,7 +15,7 @@ from ichat.fleet.worker_record import WorkerRecord
 from ichat.listeners import wait_any
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, without_gpus
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
-from ichat.supervisor.books import Booking, Books, find_place
+from ichat.supervisor.books import Booking, Books, find_place, is_placed_here
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launcher import FoundProcess
 from ichat.supervisor.life import Actual, Alive, NoProcess, Starting, Wanted
@@ -77,7 +77,7 @@ class ManagedWorker:
             self.booking = Booking(next(context.bookings), spec, table)
         self._finished = trio.Event()
         self.record: WorkerRecord = context.managed.expect(
-            worker_id, [spec.model_name], context.launcher.socket_of(worker_id)
+            worker_id, [spec.model_name], context.launcher.socket_of(worker_id) if spec.on == "here" else None
         )
         states, is_running = earlier.states, earlier.process is not None
         is_cold = self.is_on_demand and states is None and not is_running
@@ -105,8 +105,13 @@ class ManagedWorker:
 
     @property
     def pid(self) -> int:
-        """The first process of its newest start; 0 while there is none."""
+        """The first process of its newest start; 0 while there is none on this machine."""
         return self.life.process.pid if self.life.process is not None else 0
+
+    @property
+    def has_process(self) -> bool:
+        """Whether it has a process here, or a launch on another machine."""
+        return self.life.process is not None
 
     @property
     def holds(self) -> ManagedWorkerConfig:
@@ -175,7 +180,7 @@ class ManagedWorker:
         """Go on with a changed table, if all changes concern the gateway alone."""
         was_on_demand, self.spec = self.is_on_demand, spec
         self._describe()
-        if self.is_on_demand and not was_on_demand and not self.pid:
+        if self.is_on_demand and not was_on_demand and not self.has_process:
             self.life.unload()
         elif was_on_demand and not self.is_on_demand:
             is_new_run = isinstance(self.life.actual, NoProcess) or self.phase in ("asleep", "ending")
@@ -267,7 +272,7 @@ class ManagedWorker:
                 context.managed.enter_load(self.record, MAKING_ROOM)
                 await context.table.changed.wait()
             context.managed.enter_load(self.record, CHECKING)
-            if self.spec.gpus is not None and (lack := await find_place(self, Books(self._workers), context)):
+            if is_placed_here(self.spec) and (lack := await find_place(self, Books(self._workers), context)):
                 problems = [lack]
                 return
             problems = await context.preflight(self.holds, holders_before(self, self._workers))
@@ -294,13 +299,15 @@ def holders_before(
     """
     every = list(workers.values())
     earlier = every[: every.index(worker)] if worker in every else every
-    holding = [one for one in every if one.pid or (one in earlier and one.is_wanted and not one.record.has_failed)]
+    holding = [
+        one for one in every if one.has_process or (one in earlier and one.is_wanted and not one.record.has_failed)
+    ]
     return {one.id: one.occupies for one in holding if one is not worker}
 
 
 def leaves_room_for(one: ManagedWorker, other: ManagedWorker) -> bool:
     """Return whether a worker is about to end, and holds a GPU or the port that the other worker needs."""
-    if not (one.pid and one.life.must_end):
+    if not (one.has_process and one.life.must_end):
         return False
     held, needed = claims_of(one.holds, has_gpus=True), claims_of(other.spec, has_gpus=True)
     return do_share_gpu(held, needed) or do_share_port(held, needed)

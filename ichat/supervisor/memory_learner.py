@@ -163,6 +163,8 @@ class MemoryLearner:
     async def _learn_from(self, worker: ManagedWorker) -> LearntMemory | None:
         """Return the figures of a load that has ended well; None: there is nothing new."""
         record, heartbeat = worker.record, worker.record.heartbeat
+        if worker.holds.on != "here":
+            return None
         if heartbeat is None or heartbeat.memory is None or record.machine is None or heartbeat.state != "ready":
             return None
         if self._learnt.get(worker.id) == heartbeat.start_id:

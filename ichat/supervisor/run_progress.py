@@ -48,6 +48,10 @@ class RunProgress:
         elif self.stuck_since is None:
             self.stuck_since = now
 
+    def begin(self, now: float) -> None:
+        """Note that its process begins only now."""
+        self.began = now
+
     def end(self) -> None:
         """Note that its process has ended, or will."""
         self.ended_at = time.time()
@@ -81,7 +85,7 @@ class RunResult:
     was_up: bool = False
     """Whether it was ready before."""
     was_well: bool = False
-    """Whether it was ready long enough that earlier failures do not count any more."""
+    """Whether earlier failures do not count any more: it was ready long enough, or there was no place for it."""
     was_started: bool = True
     """Whether there was a process."""
     lack: MemoryLack | None = None

@@ -28,7 +28,7 @@ from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.copies import Copies, ReplicaNumbers
 from ichat.supervisor.kept import KeptDescriptors
 from ichat.supervisor.launch import command_of, token_of
-from ichat.supervisor.launcher import FoundProcess, Launcher
+from ichat.supervisor.launcher import FoundProcess, Launcher, RemoteLauncher
 from ichat.supervisor.life import Actual, Changing, Clearing, NoProcess, Wanted
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.local_launcher import LocalLauncher
@@ -56,10 +56,11 @@ class Supervisor:
     def __init__(
         self, config: Config, fleet: Fleet, balancer: Balancer, log_store: LogStore, state: StateDirectory,
         *, remember_s: float = REMEMBER_S, kept: KeptDescriptors | None = None, launcher: Launcher | None = None,
+        clusters: Mapping[str, RemoteLauncher] | None = None,
     ) -> None:  # fmt: skip
         """`kept` has the descriptors of workers that outlive this process; None: all end with it.
 
-        Workers are started by `launcher`, or else on this machine.
+        Workers are started by `launcher`, or else on this machine; `clusters` start those of other machines.
         """
         self._state = state
         self._registry = fleet.registry
@@ -77,8 +78,9 @@ class Supervisor:
             state, fleet, self._workers, self._token, self._numbers, remember_s=remember_s
         )
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate
-        )
+            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate,
+            clusters=clusters or {},
+        )  # fmt: skip
         self._restarts = Restarts(self._context, self._workers, self._start_new, self._end_soon)
         self.copies = Copies(
             self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
@@ -133,7 +135,7 @@ class Supervisor:
                 self._registry.restore(heartbeat, age_s, can_return=can_return, sender=sender)
                 self._context.log_store.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
             await trio.lowlevel.checkpoint()
-        found = await self._context.launcher.find(known.started)
+        found = await self._context.find(known.started)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started, found)
@@ -168,7 +170,7 @@ class Supervisor:
         if restarting := self._restarts.under_way():
             return f"Worker {restarting[0]} is being replaced after a reload: try again later."
         for worker in self._workers.values():
-            is_starting = worker.has_launch and not worker.pid and not worker.record.lacks
+            is_starting = worker.has_launch and not worker.has_process and not worker.record.lacks
             is_changing = isinstance(worker.life.actual, Changing | Clearing) or is_starting
             is_loading = worker.has_launch and worker.record.load is not None and not worker.record.lacks
             if is_changing or is_loading or worker.is_leaving:

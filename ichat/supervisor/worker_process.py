@@ -15,6 +15,7 @@ import psutil
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.hardware.gpus import GpuReader
 from ichat.listeners import wait_any
 from ichat.security.keys import hand_over
@@ -51,6 +52,10 @@ class ProcessPlace:
 
 class WorkerProcess:
     """The first process of a start of a worker, with everything that stems from it."""
+
+    waits_for = ""
+    had_no_place = False
+    reported_end: WorkerEnd | None = None
 
     def __init__(
         self,
@@ -137,6 +142,10 @@ class WorkerProcess:
         """Whether it has ended."""
         process = self._process
         return process.has_ended() if isinstance(process, AdoptedProcess) else process.returncode is not None
+
+    async def wait_change(self) -> None:
+        """Wait for a change of `waits_for`: there is none."""
+        await trio.sleep_forever()
 
     async def lower_priority(self) -> None:
         """Have the gateway go first where both want the same processor."""

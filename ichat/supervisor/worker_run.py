@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from functools import partial
 from typing import Literal
 
 import attrs
@@ -12,6 +13,7 @@ from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.listeners import wait_any
+from ichat.protocol.load_story import STARTING
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.failure_causes import describe_exit
 from ichat.supervisor.last_words import LINES_MAX
@@ -56,8 +58,8 @@ class WorkerRun:
             elif life.must_end:
                 await self._drain()
             elif not worker.on_demand:
-                end = WorkerEnd(describe_exit(process.returncode), progress.ended_at or time.time())
-                context.table.fail(worker, end, trio.current_time())
+                known = WorkerEnd(describe_exit(process.returncode), progress.ended_at or time.time())
+                context.table.fail(worker, process.reported_end or known, trio.current_time())
             self._be(Clearing)
         finally:
             is_cancelled = trio.current_effective_deadline() == -math.inf
@@ -73,11 +75,15 @@ class WorkerRun:
                 await context.log_store.end(worker.id)
                 process.close()
                 context.memory.save_soon()
-        was_up, was_well = progress.up_since is not None, up_s >= context.config.restart.well_s
+        was_up = progress.up_since is not None
+        was_well = process.had_no_place or up_s >= context.config.restart.well_s
         if life.must_end:
             return RunResult(None, was_up, was_well)
-        end = context.end_of(worker, process.returncode, why, progress)
-        lack = None if why else lack_of(process.returncode, progress, context.log_store.tail(worker.id, LINES_MAX))
+        end = context.end_of(worker, process, why, progress)
+        is_unread = why or process.reported_end is not None
+        lack = (
+            None if is_unread else lack_of(process.returncode, progress, context.log_store.tail(worker.id, LINES_MAX))
+        )
         return RunResult(end, was_up, was_well, lack=lack)
 
     def _be(self, kind: type[Clearing] | type[Serving] | type[Sleeping]) -> None:
@@ -93,9 +99,21 @@ class WorkerRun:
             nonlocal why
             why = await self._context.wait_for_failure(self._worker, self._process, progress)
 
-        await wait_any(self._process.wait, self._change_as_wanted, fail)
+        shown = [partial(self._show_wait, progress)] if self._process.waits_for else []
+        await wait_any(self._process.wait, self._change_as_wanted, fail, *shown)
         await self._context.gate.wait_open()
         return why
+
+    async def _show_wait(self, progress: RunProgress) -> None:
+        """Show why no process runs yet, until it runs: its load begins then."""
+        process, managed = self._process, self._context.managed
+        while why := process.waits_for:
+            managed.lack(self._worker, why)
+            await process.wait_change()
+        managed.lack(self._worker, "")
+        managed.enter_load(self._worker, STARTING)
+        progress.begin(trio.current_time())
+        await trio.sleep_forever()
 
     async def _change_as_wanted(self) -> None:
         """Put the engine to sleep and wake it as is wanted, until the process must end."""

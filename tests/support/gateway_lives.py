@@ -147,6 +147,11 @@ class Hold:
     def has_ended(self):
         return self._process.returncode is not None
 
+    waits_for, had_no_place, reported_end = "", False, None
+
+    async def wait_change(self):
+        await trio.sleep_forever()
+
     async def lower_priority(self):
         await trio.lowlevel.checkpoint()
 
@@ -181,7 +186,7 @@ class Found:
     def __init__(self, launcher, process):
         self._launcher, self._process = launcher, process
 
-    def adopt(self, spec):
+    def adopt(self, config, spec):
         self._launcher.logs.resume(self._process.worker_id)
         return Hold(self._launcher.gateway, self._process, spec, is_adopted=True)
 

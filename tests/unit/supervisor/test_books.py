@@ -209,7 +209,7 @@ async def test_the_next_gateway_knows_the_places(autojump_clock, site):
     class Found:
         may_stay = True
 
-        def adopt(self, spec):
+        def adopt(self, config, spec):
             return Process(site, site.workers["b"].record, spec)
 
     await worker.remove(0)

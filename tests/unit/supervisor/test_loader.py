@@ -90,6 +90,11 @@ class Process:
             self.returncode = code
             self.ended.set()
 
+    waits_for, had_no_place, reported_end = "", False, None
+
+    async def wait_change(self):
+        await trio.sleep_forever()
+
     async def lower_priority(self):
         await trio.lowlevel.checkpoint()
 

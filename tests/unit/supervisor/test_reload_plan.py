@@ -418,11 +418,12 @@ def test_the_same_settings_have_no_steps():
 
 SECTIONS = (
     "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "history",
-    "logs", "usage", "litellm_settings", "router_settings",
+    "logs", "usage", "ray", "litellm_settings", "router_settings",
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.relays", "server_settings.state_directory",
-    "logs.access_log", "logs.access_lines_max", "logs.directory", "logs.format", "usage.enabled",
+    "logs.access_log", "logs.access_lines_max", "logs.directory", "logs.format", "usage.enabled", "ray.address",
+    "ray.token_env",
 }  # fmt: skip
 WORKERS_TOO = {
     "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",

@@ -1,0 +1,214 @@
+"""Workers on a Ray cluster: launched, adopted, replaced and ended; the cluster is real Ray, the engine is the fake."""
+
+import contextlib
+import json
+import signal
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from support.deployments import free_port, gateway_fixture, lines_of, start_fixture, stream
+from support.programs import LIMIT_S, ROOT, words_of
+
+__all__ = ["gateway_fixture", "start_fixture"]
+
+ON_RAY = """
+[restart]
+first_s = 0.2
+[ray]
+address = "{address}"
+python = "{python}"
+{ray}
+[[managed_workers]]
+model_name = "m"
+model_path = "/m"
+backend = "fake"
+heartbeat_interval = 0.5
+python = "{python}"
+on = "ray"
+{keys}
+"""
+ENV = {"PYTHONPATH": str(ROOT / "tests/support/fake_engine")}
+START_S = 120
+STREAMS, EVENTS = 24, 100
+SECRET = "a-variable-of-the-worker"
+IDS = ("m-0", "m-1", "m-2")
+
+
+class Site:
+    """A gateway with workers on a cluster; the next gateway has the same port and directory."""
+
+    def __init__(self, gateway, cluster):
+        self._gateway, self._cluster, self._port = gateway, cluster, free_port()
+        self.program = None
+
+    def begin(self, keys="gpus = 1", ray="", settings=""):
+        text = ON_RAY.format(address=self._cluster.address, python=sys.executable, ray=ray, keys=keys)
+        self.program = self._gateway(text, self._port, settings, **ENV)
+        return self
+
+    def until_ready(self, *worker_ids):
+        for worker_id in worker_ids:
+            self.program.wait_until_ready(worker_id, START_S)
+        return [self.pid(worker_id) for worker_id in worker_ids]
+
+    def worker(self, worker_id="m-0"):
+        return self.program.get(f"/v1/admin/workers/{worker_id}")[1]
+
+    def pid(self, worker_id="m-0"):
+        return self.worker(worker_id)["pid"]
+
+    def answers(self):
+        return self.program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
+
+    def jobs(self):
+        """Return the status of each job of this gateway by its id."""
+        with urllib.request.urlopen(f"{self._cluster.address}/api/jobs/", timeout=LIMIT_S) as answer:
+            found = json.load(answer)
+        owner = self.owner()
+        return {job["submission_id"]: job for job in found if job["metadata"].get("ichat.owner") == owner}
+
+    def owner(self):
+        return self.directory().joinpath("owner").read_text().strip()
+
+    def directory(self):
+        return self.program.log.parent / "state"
+
+    def logs_of_ray(self):
+        """Return the files below Ray's directory that its programs have written as text."""
+        return [path for path in self._cluster.directory.rglob("*") if path.suffix in (".log", ".out", ".err")]
+
+    def living(self):
+        return sorted(name for name, job in self.jobs().items() if job["status"] in ("PENDING", "RUNNING"))
+
+
+@pytest.fixture
+def site(gateway, cluster):
+    made = Site(gateway, cluster)
+    yield made
+    if made.program is not None and made.program.process.poll() is None:
+        made.program.stop()
+    for name in made.living() if made.program is not None else ():
+        request = urllib.request.Request(f"{cluster.address}/api/jobs/{name}/stop", method="POST")
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(request, timeout=LIMIT_S).close()
+
+
+def tagged(site):
+    """Return the processes of workers that belong to this gateway."""
+    port = f"127.0.0.1:{site.program.port}"
+    return [one for one in psutil.process_iter() if any(port in word for word in words_of(one))]
+
+
+def test_copies_serve_and_are_gone_with_their_gateway(site):
+    """Both answer; after the gateway's ordered end no job runs, and no process of a worker is left."""
+    site.begin("gpus = 1\nreplicas = 2")
+    site.until_ready("m-0", "m-1")
+    assert site.answers()
+    assert len(site.living()) == 2
+    site.program.until(lambda: any("listens on" in line for line in lines_of(site.program, "m-0")))
+    assert site.worker()["on"] == "ray"
+    assert site.program.stop() == 0
+    assert site.living() == []
+    assert not tagged(site)
+
+
+def test_a_killed_worker_is_launched_again(site):
+    """As another job, with the cause of the end for operators."""
+    (pid,) = site.begin().until_ready("m-0")
+    (first,) = site.living()
+    psutil.Process(pid).kill()
+    site.program.until(lambda: site.worker().get("pid") not in (None, pid), START_S)
+    site.until_ready("m-0")
+    assert site.worker()["signal"] == "SIGKILL"
+    assert site.worker()["restarts"] == 1
+    site.program.until(lambda: len(site.living()) == 1 and first not in site.living())
+
+
+def test_a_killed_guard_on_a_node_ends_its_worker(site):
+    """The gateway hears of it from Ray, and launches the worker again."""
+    (pid,) = site.begin().until_ready("m-0")
+    worker = psutil.Process(pid)
+    worker.parent().kill()
+    worker.wait(LIMIT_S)
+    site.program.until(lambda: site.worker().get("pid") not in (None, pid), START_S)
+    site.until_ready("m-0")
+
+
+def test_the_next_gateway_adopts_the_jobs(site):
+    """After a gateway was killed: the same jobs and processes, and no other."""
+    pids = site.begin("gpus = 1\nreplicas = 2").until_ready("m-0", "m-1")
+    jobs = site.living()
+    site.program.stop(signal.SIGKILL)
+    assert site.begin("gpus = 1\nreplicas = 2").until_ready("m-0", "m-1") == pids
+    assert site.living() == jobs
+    assert site.answers()
+
+
+def test_a_launch_without_a_place_is_pending_and_says_why(site):
+    """It is given up with its gateway; a table with room for it is launched instead."""
+    site.begin("gpus = 8")
+    site.program.until(lambda: "8 GPUs" in str(site.worker().get("reason", "")) + str(site.worker()), START_S)
+    assert site.program.state("m-0") == "pending"
+    assert "No node of Ray has 8 GPUs: the largest have 4" in json.dumps(site.worker())
+    assert site.program.ask("/v1/chat/completions", {"model": "m"})[0] == 503
+    assert site.program.stop() == 0
+
+
+def test_an_end_waits_for_streams(site):
+    """A worker that is removed answers all its streams to the end; then its job ends by itself."""
+    site.begin().until_ready("m-0")
+    body = {"model": "m", "stream": True, "events": EVENTS, "gap_s": 0.05}
+    with ThreadPoolExecutor(STREAMS + 1) as pool:
+        streams = [pool.submit(read_all, site.program, body) for _ in range(STREAMS)]
+        site.program.until(lambda: site.worker()["in_flight"] == STREAMS)
+        ended = pool.submit(site.program.ask_by, "DELETE", "/v1/admin/workers/m-0", None, START_S)
+        texts = [one.result() for one in streams]
+        assert ended.result()[0] == 200
+    assert all(b"[DONE]" in text for text in texts)
+    assert {text.count(b'"content"') for text in texts} == {EVENTS}
+    site.program.until(lambda: site.living() == [])
+    assert {job["status"] for job in site.jobs().values()} == {"SUCCEEDED"}
+
+
+def read_all(program, body):
+    """Return all that a request is answered."""
+    data = b""
+    with stream(program, body) as sock:
+        while b"\r\n0\r\n" not in data and (more := sock.recv(65536)):
+            data += more
+    return data
+
+
+def test_nothing_that_ray_shows_is_secret(site):
+    """Its jobs, their logs and all command lines have no token, no key and no variable of a worker."""
+    (pid,) = site.begin(f'gpus = 1\nenv = {{ VARIABLE = "{SECRET}" }}').until_ready("m-0")
+    assert psutil.Process(pid).environ()["VARIABLE"] == SECRET
+    kept = (site.directory() / "orders.json").read_text()
+    key = kept.partition('"key": "')[2].partition('"')[0]
+    own = (site.directory() / "secret").read_text().strip()
+    (job,) = site.jobs().values()
+    texts = [json.dumps(job), *(word for one in psutil.process_iter() for word in words_of(one))]
+    texts += [path.read_text(errors="replace") for path in site.logs_of_ray()]
+    assert key
+    for secret in (SECRET, key, own):
+        assert not any(secret in text for text in texts), secret
+    environment = psutil.Process(pid).environ()
+    assert not {"RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR"} & environment.keys()
+
+
+def test_a_code_is_dead_after_its_launch(site):
+    """The job of a launch that was given up may begin later: it loads nothing, and ends."""
+    site.begin("gpus = 4\nreplicas = 3")
+    site.program.until(lambda: sorted(map(site.program.state, IDS)) == ["pending", "ready", "ready"], START_S)
+    (waiting,) = (one for one in IDS if site.program.state(one) == "pending")
+    assert "4 GPUs are wanted on a node, and at most 0 are free on any" in json.dumps(site.worker(waiting))
+    assert site.program.ask_by("DELETE", f"/v1/admin/workers/{waiting}", None, START_S)[0] == 200
+    (job,) = (name for name, one in site.jobs().items() if one["status"] == "PENDING")
+    assert waiting in job
+    ready = next(one for one in IDS if one != waiting)
+    assert site.program.ask_by("DELETE", f"/v1/admin/workers/{ready}", None, START_S)[0] == 200
+    site.program.until(lambda: site.jobs()[job]["status"] not in ("PENDING", "RUNNING"), START_S)
+    assert len(site.living()) == 1
