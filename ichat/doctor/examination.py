@@ -20,7 +20,7 @@ from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.engines import find_in_engines, read_engine_facts, read_processor_facts
-from ichat.doctor.findings import Finding, FindingGroup, reason_of, show_report, to_json, worst_of
+from ichat.doctor.findings import Finding, FindingGroup, show_report, to_json, worst_of
 from ichat.doctor.gateway import (
     GatewayFacts,
     WorkerReport,
@@ -39,6 +39,7 @@ from ichat.hardware.gpus import Gpu
 from ichat.preflight.facts import VISIBLE, gpus_for
 from ichat.preflight.learnt_file import read_learnt
 from ichat.supervisor.processes import descendants, kill
+from ichat.texts import reason_of
 
 EXAMINE_S = 8.0
 """The longest time of the whole examination, in seconds; the report names facts that are unknown by then."""
