@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 from support.programs import LIMIT_S
+from support.releases import interpreter
 
 from ichat import __main__ as main
 
@@ -31,19 +32,6 @@ def run(*command, code=0, **env):
     )
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout if code == 0 else done.stderr
-
-
-def interpreter(version):
-    """Find a working interpreter of a version: this one, on the PATH, or kept by pyenv."""
-    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    candidates = [sys.executable, *(f"{place}/python{version}" for place in os.environ["PATH"].split(os.pathsep))]
-    candidates += sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python{version}")))
-    for candidate in candidates:
-        if os.path.exists(candidate):
-            done = subprocess.run([candidate, "--version"], capture_output=True, text=True, check=False)
-            if f"{done.stdout}{done.stderr}".startswith(f"Python {version}."):  # Python 2 says it on stderr
-                return candidate
-    pytest.skip(f"there is no Python {version} on this machine")
 
 
 @pytest.mark.parametrize("version", PYTHONS)
