@@ -199,7 +199,7 @@ def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
     """
     ours = (
         "backend", "gpus", "gpu_memory_gib", "gpu_ids", "on", "labels", "memory_gib", "replicas", "host", "port",
-        "heartbeat_interval", "worker_id", "valid_s",
+        "heartbeat_interval", "worker_id", "valid_s", "ports",
     )  # fmt: skip
     body: Json = {"model_name": args.model_name or name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
@@ -300,6 +300,7 @@ def add_order_flags(usage: argparse.ArgumentParser) -> None:
     add_spec_flags(usage)
     usage.add_argument("--worker-id", metavar="ID", help="replace the worker of this earlier order; else a new worker")
     usage.add_argument("--valid-s", type=float, metavar="S", help="how long the line can be used (3600)")
+    usage.add_argument("--ports", metavar="FIRST-LAST", help="listen on a free port of this range, in place of --port")
 
 
 def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:

@@ -142,7 +142,7 @@ def test_auto_is_the_fewest_gpus_that_hold_the_model():
 
 
 def learnt_wish(gpus, model, size, tensor=1, kind="H100", **found):
-    """Return the wish of a worker whose model was loaded before on such GPUs, with these figures."""
+    """Return the wish of a worker after a load of its model on such GPUs, with these figures."""
     figures, arguments = figures_of(model, context=8192), {"max_model_len": 8192}
     weights = figures.weights.on_gpu(tensor, 1)
     key = key_of("/models/m", "vllm", {**arguments, "tensor_parallel_size": tensor}, weights, (kind, size * GIB))
