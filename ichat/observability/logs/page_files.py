@@ -194,18 +194,19 @@ class Reading:
                 if self.chain[index].began_ms(fd) > began_ms:
                     continue
                 offset = _end_of_time(fd, self.chain[index].end(fd), moment.at)
-            return self._step_back(index, offset, moment.known)
+            return self._step_back(index, offset, moment)
         return 0, 0
 
-    def _step_back(self, index: int, offset: int, count: int) -> tuple[int, int]:
-        """Return the place of the line that is `count` lines before a place."""
-        while count:
+    def _step_back(self, index: int, offset: int, moment: TimeOfDay) -> tuple[int, int]:
+        """Return the place before the known lines of a time, which end at a place: never more lines than there are."""
+        known = moment.known
+        while known:
             with _opened(self.chain[index]) as fd:
                 for begin, data in _blocks_back(fd, offset, self.block_bytes):
-                    lines = _lines(begin, data)
-                    if count <= len(lines):
-                        return index, lines[-count][0]
-                    count -= len(lines)
+                    for at, line in reversed(_lines(begin, data)):
+                        if known == 0 or not line.startswith(moment.at):
+                            return index, offset
+                        offset, known = at, known - 1
             if index == 0:
                 return 0, 0
             index -= 1

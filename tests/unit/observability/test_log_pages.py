@@ -137,7 +137,20 @@ def test_a_page_before_a_time_leaves_out_known_lines(files):
     assert texts(read(files, f"before={at}&known=2&limit=3")) == ["19b", "19c", "20a"]
     assert texts(read(files, "before=2023-11-15T00:13:40.000%2B02:00&limit=1")) == ["20c"]
     assert texts(read(files, "before=2000-01-01T00:00:00Z")) == []
-    assert texts(read(files, "before=2100-01-01T00:00:00Z&known=149&limit=3")) == ["0a"]
+    assert texts(read(files, f"before={at}&known=9&limit=1")) == ["19c"]
+    assert texts(read(files, "before=2100-01-01T00:00:00Z&known=9&limit=1")) == ["49c"]
+
+
+def test_known_lines_may_be_in_several_files(files):
+    """Lines of a time go on over the ends of files."""
+    file = files.open("w", goes_on=False)
+    for number in range(100):
+        file.append([f"{number} {'x' * 100}".encode()], START)
+        file.flush()
+    file.close()
+    found = read(files, "before=2023-11-14T22:13:20Z&known=60&limit=2")
+    assert [line.split()[0] for line in texts(found)] == ["38", "39"]
+    assert read(files, "before=2023-11-14T22:13:20Z&known=100").lines == []
 
 
 def test_every_millisecond_is_found(files):
