@@ -10,7 +10,7 @@ import tomllib
 import zipfile
 
 import pytest
-from support.releases import ROOT, VERSION, commit, lend_tools, make_checkout, make_release, run
+from support.releases import ROOT, VERSION, commit, make_checkout, release_of_all, run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WHEEL = f"ichat-{VERSION}-py3-none-any.whl"
@@ -20,10 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 @pytest.fixture(name="place", scope="module")
 def place_fixture(tmp_path_factory):
-    place = make_checkout(tmp_path_factory.mktemp("checkout"))
-    lend_tools(place)
-    make_release(place)
-    return place
+    return release_of_all(tmp_path_factory).parent
 
 
 def test_a_release_has_every_file_with_its_sum(place, tmp_path):
@@ -72,17 +69,23 @@ def test_the_bill_of_materials_names_every_package_of_the_pyz(place):
     assert str(place) not in json.dumps(bill)
 
 
-def test_no_release_of_a_changed_checkout(place):
+@pytest.fixture(name="copy")
+def copy_fixture(place, tmp_path):
+    """Copy the checkout with its dist/, so that it can be changed."""
+    return shutil.copytree(place, tmp_path / "copy", symlinks=True)
+
+
+def test_no_release_of_a_changed_checkout(copy):
     """One sentence names the file, and dist/ is as it was."""
-    before = (place / "dist/SHA256SUMS").read_bytes()
-    (place / "ichat/stray.py").write_text("")
-    said = run(sys.executable, place / "build", "release", code=1)
-    (place / "ichat/stray.py").unlink()
+    before = (copy / "dist/SHA256SUMS").read_bytes()
+    (copy / "ichat/stray.py").write_text("")
+    said = run(sys.executable, copy / "build", "release", code=1)
+    (copy / "ichat/stray.py").unlink()
     assert said == (
         "build: a release is made from a commit, and ichat/stray.py differs from it: commit or remove the changes, and"
         " run ./build release again.\n"
     )
-    assert (place / "dist/SHA256SUMS").read_bytes() == before
+    assert (copy / "dist/SHA256SUMS").read_bytes() == before
 
 
 def test_no_release_without_a_section_in_the_changelog(tmp_path):
@@ -106,15 +109,15 @@ def test_no_release_outside_a_repository(tmp_path):
     assert said == "build: a release is made from a commit, and this is no git checkout: clone the repository.\n"
 
 
-def test_a_release_that_fails_leaves_no_half(place):
+def test_a_release_that_fails_leaves_no_half(copy):
     """What is made goes to dist/ when it is whole: an end before leaves dist/ as it was."""
-    before = (place / "dist/SHA256SUMS").read_bytes()
-    project = place / "pyproject.toml"
+    before = (copy / "dist/SHA256SUMS").read_bytes()
+    project = copy / "pyproject.toml"
     text = project.read_text()
     project.write_text(text.replace('readme = "README.md"', 'readme = "NONE.md"'))
-    commit(place)
-    said = run(sys.executable, place / "build", "release", code=1)
+    commit(copy)
+    said = run(sys.executable, copy / "build", "release", code=1)
     assert "build: this failed with 1: " in said
-    assert (place / "dist/SHA256SUMS").read_bytes() == before
+    assert (copy / "dist/SHA256SUMS").read_bytes() == before
     project.write_text(text)
-    commit(place)
+    commit(copy)

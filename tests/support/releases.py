@@ -1,5 +1,6 @@
 """Checkouts of this repository's files, and releases made from them."""
 
+import fcntl
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import pytest
 from support.programs import LIMIT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
+UV = ROOT / ".build/tools/bin/uv"
 FILES = ("ichat", "build", "pyproject.toml", "ichat.toml.example", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 GIT = ("git", "-c", "user.name=Tester", "-c", "user.email=tester@localhost", "-c", "commit.gpgsign=false")
 VERSION = re.search(r'"(.+)"', (ROOT / "ichat/__init__.py").read_text().rpartition("__version__")[2])[1]
@@ -51,6 +53,28 @@ def make_release(place, python=sys.executable, umask=-1):
     """Run `./build release` in a checkout, and return dist/."""
     run(python, place / "build", "release", umask=umask)
     return place / "dist"
+
+
+def release_of_all(tmp_path_factory):
+    """Return the dist/ of a release that all processes of the tests share; the first that needs it makes it."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "release"
+    with (base.parent / "release.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "dist").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            make_checkout(place)
+            lend_tools(place)
+            make_release(place)
+    return place / "dist"
+
+
+def install(place, package=None, python=sys.executable):
+    """Make an environment, with a package if one is given, and return the directory with its programs."""
+    run(UV, "venv", "--quiet", "--allow-existing", "--python", python, place)
+    if package is not None:
+        run(UV, "pip", "install", "--quiet", "--python", place / "bin/python", package)
+    return place / "bin"
 
 
 def run(*command, cwd=None, code=0, umask=-1, **env):
