@@ -37,7 +37,7 @@ LAYERS = [
     ["config"],
     ["protocol"],
     ["http"],
-    ["security", "routing", "hardware", "console", "placement"],
+    ["security", "routing", "hardware", "console", "placement", "ray"],
     ["fleet", "engines"],
     ["observability", "preflight"],
     ["proxy", "supervisor"],

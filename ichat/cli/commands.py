@@ -197,7 +197,7 @@ _TABLE = (
         "workers [ID]", "every worker: its state, its load, why it failed", partial(_worker_flags, nargs="?"), _workers
     ),
     Command("worker-show ID [--all]", "everything known of a worker", _worker_flags, _worker),
-    Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
+    Command("logs [-f] [--grep TEXT] ID", "a worker's output, or the gateway's", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
     Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", launches.add_order_flags, launches.order),
     Command("orders", "the workers ordered for other machines", _no_flags, _got(launches.ORDERS, launches.show_orders)),

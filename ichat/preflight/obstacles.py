@@ -39,8 +39,8 @@ BALANCE = 0.9
 
 OF_THE_WORKER = frozenset((
     "backend", "be", "gateway_address", "ga", "served_model_name", "model_name", "n", "heartbeat_interval", "hi",
-    "worker_id", "host", "port", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca", "orphan_after_s",
-    "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
+    "worker_id", "host", "port", "ports", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca",
+    "orphan_after_s", "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
     "client_stall_s", "drain_s", "stop_s", "log_format", "responses_max", "responses_bytes_max", "reasoning_field",
     "prefix_reports", "media_domains", "explain_args", "list_flags", "help", "order",
 ))  # fmt: skip
