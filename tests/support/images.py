@@ -13,7 +13,7 @@ NEEDED = ("buildah", "debootstrap", "unshare", "nsenter", "chroot")
 USER = 10001
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "STATE_DIRECTORY": "/var/lib/ichat",
+    "STATE_DIRECTORY": "/var/lib/ichat/state",
     "SHIV_ROOT": "/opt/ichat/unpacked",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
