@@ -14,6 +14,7 @@ from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.program import as_typed_here
 
 ORDERS = "/v1/admin/orders"
 LAUNCH_S = 120.0
@@ -313,8 +314,8 @@ def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
     is_local_only = api.place.is_here and made.get("is_local_only")
     address = one_line(made.get("gateway_address")) if api.place.is_here and not is_local_only else api.place.url
-    words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
-    screen.line(shlex.join(words))
+    words = ["worker", "--order", one_line(made.get("code")), "--gateway-address", address]
+    screen.line(f"{as_typed_here('python3 ichat.pyz')} {shlex.join(words)}")
     note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
     if is_local_only:
         note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")
