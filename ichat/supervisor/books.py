@@ -119,7 +119,7 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
     are loaded in turn, since each measures the memory that is free meanwhile.
     """
     spec = worker.spec
-    wish = evolve(await context.launcher.wish(context.config, spec), before=tuple(worker.placed_last))
+    wish = evolve(await _wish_of(spec, context), before=tuple(worker.placed_last))
     tried: object = None
     while True:
         gpus, until = await context.launcher.placeable(context.config, spec), trio.current_time() + REREAD_S
@@ -135,6 +135,11 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
                 context.managed.lack(worker.record, found.sentence)
             with trio.move_on_at(until):
                 await context.table.changed.wait()
+
+
+async def _wish_of(spec: ManagedWorkerConfig, context: SupervisorContext) -> Wish:
+    """Return the wish of a worker with `gpus`, with the figures of earlier loads."""
+    return evolve(await context.launcher.wish(context.config, spec), memories=context.learnt)
 
 
 def book(
@@ -171,10 +176,7 @@ async def objection_to(
     """
     if spec.gpus is None:
         return spec, ""
-    wish, gpus = (
-        await context.launcher.wish(context.config, spec),
-        await context.launcher.placeable(context.config, spec),
-    )
+    wish, gpus = await _wish_of(spec, context), await context.launcher.placeable(context.config, spec)
     found = place(wish, gpus, {} if is_later else books.beside(None))
     if isinstance(found, NoPlace):
         return spec, found.sentence
@@ -200,7 +202,7 @@ class PossiblePlaces:
         for worker_id in self._read.keys() - self._workers.keys():
             del self._read[worker_id]
         for one in due:
-            wish = await context.launcher.wish(context.config, one.spec)
+            wish = await _wish_of(one.spec, context)
             gpus = await context.launcher.placeable(context.config, one.spec)
             self._read[one.record.id] = one.spec, wish, gpus, trio.current_time() + REREAD_S
 

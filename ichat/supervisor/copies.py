@@ -116,6 +116,7 @@ class Copies:
         return Running(
             worker.id, worker.spec, worker.is_launched, record.has_failed, record.is_cold, record.is_down,
             self._restarts.new_id(worker.id),
+            serves=self._restarts.serves(worker),
             is_ready=self._context.table.state(record) in HEALTHY,
             requests=endpoint.in_flight if endpoint is not None else 0,
             placed=worker.placed_last if worker.booking is not None else (),
