@@ -41,9 +41,16 @@ class Command(NamedTuple):
 
 
 def help_of(commands: Iterable[tuple[str, str]]) -> str:
-    """Return a line for each of these commands, which have their form and their help."""
+    """Return a line for each of these commands, which have their form and their help; two for a long form."""
     forms = [(as_typed_here(f"ichat.pyz {form}"), text) for form, text in commands]
-    return "".join(f"       {form.ljust(_HELP_COLUMNS - 1)} {text}\n" for form, text in forms)
+    return "".join(_help_line(form, text) for form, text in forms)
+
+
+def _help_line(form: str, text: str) -> str:
+    indent = " " * 7
+    if len(form) < _HELP_COLUMNS:
+        return f"{indent}{form.ljust(_HELP_COLUMNS)}{text}\n"
+    return f"{indent}{form}\n{indent}{' ' * _HELP_COLUMNS}{text}\n"
 
 
 def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
