@@ -20,6 +20,7 @@ from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import console_link
 from ichat.errors import EXIT_INTERRUPTED, Exit
+from ichat.program import as_typed_here
 
 RELOAD_S = 300.0
 _HELP_COLUMNS = 37
@@ -39,7 +40,8 @@ class Command(NamedTuple):
 
 def help_of(commands: Iterable[tuple[str, str]]) -> str:
     """Return a line for each of these commands, which have their form and their help."""
-    return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
+    forms = [(as_typed_here(f"ichat.pyz {form}"), text) for form, text in commands]
+    return "".join(f"       {form.ljust(_HELP_COLUMNS - 1)} {text}\n" for form, text in forms)
 
 
 def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
@@ -187,7 +189,7 @@ _TABLE = (
         "workers [ID]", "every worker: its state, its load, why it failed", partial(_worker_flags, nargs="?"), _workers
     ),
     Command("worker-show ID [--all]", "everything known of a worker", _worker_flags, _worker),
-    Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
+    Command("logs [-f] [--grep TEXT] ID", "a worker's output, or the gateway's", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
     Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", launches.add_order_flags, launches.order),
     Command("orders", "the workers ordered for other machines", _no_flags, _got(launches.ORDERS, launches.show_orders)),

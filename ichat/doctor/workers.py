@@ -65,7 +65,8 @@ class WorkerCheckFacts:
         if self.worker_id in running:
             return attrs.evolve(self, facts=attrs.evolve(self.facts, port="free", port_holders=(), gpus=None))
         known = gpus if self.facts.devices == VISIBLE else None
-        return attrs.evolve(self, facts=with_learnt(attrs.evolve(self.facts, gpus=known), self.worker, learnt))
+        facts = with_learnt(attrs.evolve(self.facts, gpus=known), self.worker, learnt)
+        return attrs.evolve(self, facts=facts, wish=self.wish and attrs.evolve(self.wish, memories=learnt))
 
     @property
     def has_unchecked_flags(self) -> bool:
@@ -113,7 +114,7 @@ async def read_worker_facts(
                 worker, worker_id, python, facts, size, failed.get(worker_id, ""), probe_s=probe_s
             )
             if worker.gpus is not None:
-                wish = await trio.to_thread.run_sync(read_wish, worker, environment, abandon_on_cancel=True)
+                wish = await trio.to_thread.run_sync(read_wish, worker, environment, python, abandon_on_cancel=True)
                 found[worker_id] = attrs.evolve(found[worker_id], wish=wish)
             if facts.hub is not None:
                 asked = attrs.evolve(facts, hub=await ask_hub(facts.hub, environment))

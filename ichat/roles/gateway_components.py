@@ -306,7 +306,7 @@ def _build_operation(
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
-        data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+        data.handler.in_flight, data.handler.lanes, control.heartbeats.gateway_id, time.time(),
         state.starts, data.figures,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)

@@ -1,6 +1,7 @@
 // The pages, in the order of the navigation.
 
 import Configuration from "./config.js";
+import GatewayLog from "./gateway_log.js";
 import Keys from "./keys.js";
 import Launch from "./launch.js";
 import Machines from "./machines.js";
@@ -27,6 +28,7 @@ export const PAGES = [
   { name: "models", title: "Models & names", key: "m", group: "Watch", page: Models },
   { name: "machines", title: "Machines & GPUs", key: "n", group: "Watch", page: Machines },
   { name: "requests", title: "Requests", key: "r", group: "Watch", page: Requests },
+  { name: "log", title: "Gateway log", key: "e", group: "Watch", page: GatewayLog },
   { name: "playground", title: "Playground", key: "p", group: "Use", page: Playground },
   { name: "launch", title: "Launch", key: "l", group: "Operate", page: Launch },
   { name: "config", title: "Configuration", key: "c", group: "Operate", page: Configuration },

@@ -9,6 +9,7 @@ const PATHS = {
   models: "M12 3l8 4.5v9L12 21l-8-4.5v-9zM12 12l8-4.5M12 12v9M12 12L4 7.5",
   machines: "M7 7h10v10H7zM10 3v4M14 3v4M10 17v4M14 17v4M3 10h4M3 14h4M17 10h4M17 14h4",
   requests: "M4 7h12M12 3l4 4-4 4M20 17H8M12 13l-4 4 4 4",
+  log: "M5 4h14v16H5zM8 8h8M8 12h8M8 16h5",
   playground: "M4 5h16v11H10l-4 4v-4H4z",
   launch: "M12 4v16M4 12h16",
   config: "M4 7h10M18 7h2M14 5v4M4 17h2M10 17h10M6 15v4",
