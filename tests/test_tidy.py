@@ -32,7 +32,7 @@ DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
 
 LAYERS = [
-    ["texts", "error_shapes", "listeners", "service_manager"],
+    ["texts", "error_shapes", "listeners", "service_manager", "program"],
     ["errors"],
     ["config"],
     ["protocol"],

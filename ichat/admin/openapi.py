@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import ichat
-from ichat.admin import cluster_routes, key_routes, open_routes, order_routes, usage_routes, worker_routes
+from ichat.admin import cluster_routes, key_routes, log_routes, open_routes, order_routes, usage_routes, worker_routes
 from ichat.admin.operations import FAILED, MODEL_FAILURES, MODEL_KEYS, failure, header, path_parameters, shown_path
 from ichat.admin.schemas import PARTS, Schema, schemas
 from ichat.http import sse
 from ichat.security.rules import ROUTES, Rule
 
-HANDLED = tuple(one.operations for one in (worker_routes, order_routes, key_routes, cluster_routes, usage_routes))
+HANDLED = tuple(
+    one.operations for one in (worker_routes, log_routes, order_routes, key_routes, cluster_routes, usage_routes)
+)
 """Served by the application; the front door answers open routes, and relays the routes of models."""
 
 

@@ -13,9 +13,10 @@ from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
 from ichat.fleet.worker_record import HEALTHY
 from ichat.fleet.worker_table import WorkerTable
-from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
+from ichat.hardware.machines import MachineMonitor, MachineView
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.lanes import LaneMeter
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.relays.figures import RelayFigures
 from ichat.supervisor.starts import Starts
@@ -32,6 +33,7 @@ class Overview:
     """Reads the gateway's machine."""
     history: History
     in_flight: RequestsInFlight
+    lanes: LaneMeter
     gateway_id: str
     started_at: float
     """In seconds since 1970."""
@@ -72,8 +74,8 @@ class Overview:
         return views.CopyCounts(ready, coming, copies[0].copies_wanted)
 
     def machines(self) -> Iterator[MachineView]:
-        """Yield the gateway's machine and then the workers' machines."""
-        return machines_of(self.monitor.report, self.table.machines())
+        """Yield the gateway's machine, the workers' machines, and those of a cluster of Ray."""
+        return self.monitor.machines(self.table.machines())
 
     def names(self) -> list[views.AliasView]:
         """Return the names that the configuration maps to models."""

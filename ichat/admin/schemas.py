@@ -29,6 +29,7 @@ from ichat.fleet.worker_record import State
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
 from ichat.observability.fleet_metrics import STATES
+from ichat.observability.logs.pages import LogPage, PageLine
 from ichat.protocol.messages import (
     Group,
     Heartbeat,
@@ -54,7 +55,7 @@ PARTS: Mapping[str, Any] = read_toml("ichat.admin", "openapi.toml")
 _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
     WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.ReplicasChange,
-    views.RequestCancelled, views.Version, views.Welcome, FinishedRequest, views.NewOrder,
+    views.RequestCancelled, views.Version, views.Welcome, FinishedRequest, LogPage, PageLine, views.NewOrder,
     WorkerOrder,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {

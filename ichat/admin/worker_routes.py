@@ -18,11 +18,10 @@ from ichat.admin.context import (
     read_flags,
     read_json,
     seconds_of,
-    stream_response,
 )
 from ichat.admin.explain import explain_request, read_question
 from ichat.admin.lists import in_turns, joined, read_worker_query, to_json, with_long_list, worker_parts
-from ichat.admin.operations import MODEL_FAILURES, MODEL_KEYS, TEXT, Operations, content_of, flag, query
+from ichat.admin.operations import MODEL_FAILURES, MODEL_KEYS, TEXT, Operations, flag, query
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, ref
@@ -38,10 +37,7 @@ from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.views import describe
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
-from ichat.http import sse
 from ichat.http.request_body import read_model_body
-from ichat.observability.logs.store import LogStore
-from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
 from ichat.protocol.model_entry import ModelEntry, entry_of
 from ichat.routing.prefix_chain import PROMPTS
@@ -50,14 +46,9 @@ from ichat.supervisor.supervisor import Supervisor
 
 NAMED_MAX = 20
 """The error for an unknown worker names at most this many workers."""
-_LINES = f"""\
-Server-sent events. A plain event is a LogLine, with its number as the id; an event `gap` is a LogGap; a comment is \
-sent after each {KEEP_ALIVE_S:g} s without another event. A stream that is followed goes on with the worker's next \
-start, and ends when the gateway forgets the worker or ends itself."""
 _ENDING = "The gateway is about to end (`draining`)."
 _WRONG = "A parameter is wrong."
 _NO_WORKER = {"404": "There is no such worker."}
-_NUMBER: Schema = {"type": "integer", "minimum": 0}
 _COPIES: Schema = {"type": "integer", "minimum": 0, "maximum": REPLICAS_MAX}
 _DRAIN_S = query(
     "drain_s",
@@ -194,28 +185,6 @@ async def stop_worker(
     return views.Stopped(worker_id, in_config)
 
 
-@operations.add(
-    "GET /v1/logs/stream/<worker_id>",
-    response=content_of(sse.CONTENT_TYPE, _LINES),
-    parameters=[
-        query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
-        query("follow", {"type": "boolean"}, "Whether to follow new lines; left out: true, but for `previous`."),
-        flag("previous", "The run before the newest run; is never followed."),
-        {
-            "name": "Last-Event-ID",
-            "in": "header",
-            "schema": _NUMBER,
-            "description": "The last line that is known already; goes before `tail`.",
-        },
-    ],
-    failures={"400": _WRONG, "404": "There are no lines of such a worker, or run."},
-)
-async def get_log(worker_id: str, log_store: LogStore) -> Response:
-    """Return the lines of a worker, also after it has failed."""
-    found = read_query(query_string(), request.headers.get("last-event-id", ""))
-    return stream_response(await log_store.stream(worker_id, found))
-
-
 # Models.
 
 
@@ -283,7 +252,7 @@ async def explain_route(overview: Overview, reloader: Reloader, supervisor: Supe
         overview.directory, overview.table, context.balancer, context.aliases, question,
         settings=reloader.config.routing, lengths=context.prompt_lengths,
     )  # fmt: skip
-    load, scale = supervisor.loader.preview(view.model), supervisor.scaler.view(view.model)
+    load, scale = await supervisor.loader.preview(view.model), supervisor.scaler.view(view.model)
     view = attrs.evolve(view, load=load, scale=scale)
     return long_response(with_long_list(view, "candidates", view.candidates))
 

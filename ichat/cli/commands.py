@@ -20,8 +20,11 @@ from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import console_link
 from ichat.errors import EXIT_INTERRUPTED, Exit
+from ichat.program import as_typed_here
 
 RELOAD_S = 300.0
+HEALTH_S = 5.0
+"""The longest wait for the answer of `health`: a container's runtime asks again, and kills what waits."""
 _HELP_COLUMNS = 37
 """Where the texts of `help_of` begin."""
 
@@ -38,8 +41,16 @@ class Command(NamedTuple):
 
 
 def help_of(commands: Iterable[tuple[str, str]]) -> str:
-    """Return a line for each of these commands, which have their form and their help."""
-    return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
+    """Return a line for each of these commands, which have their form and their help; two for a long form."""
+    forms = [(as_typed_here(f"ichat.pyz {form}"), text) for form, text in commands]
+    return "".join(_help_line(form, text) for form, text in forms)
+
+
+def _help_line(form: str, text: str) -> str:
+    indent = " " * 7
+    if len(form) < _HELP_COLUMNS:
+        return f"{indent}{form.ljust(_HELP_COLUMNS)}{text}\n"
+    return f"{indent}{form}\n{indent}{' ' * _HELP_COLUMNS}{text}\n"
 
 
 def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
@@ -120,6 +131,12 @@ _worker = _shown(
 )
 
 
+_health = _shown(
+    lambda api, _args: api.call("GET", "/health", answer_s=HEALTH_S),
+    lambda screen, value, _args: screen.line(str(value.get("status"))),
+)
+
+
 def _workers(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return (_all_workers if args.worker_id is None else _worker)(api, screen, args)
 
@@ -187,7 +204,7 @@ _TABLE = (
         "workers [ID]", "every worker: its state, its load, why it failed", partial(_worker_flags, nargs="?"), _workers
     ),
     Command("worker-show ID [--all]", "everything known of a worker", _worker_flags, _worker),
-    Command("logs [-f] [--tail N] ID", "a worker's output", logs.add_log_flags, logs.run_logs),
+    Command("logs [-f] [--grep TEXT] ID", "a worker's output, or the gateway's", logs.add_log_flags, logs.run_logs),
     Command("launch MODEL_PATH [FLAGS]", "start a worker", launches.add_launch_flags, launches.launch),
     Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", launches.add_order_flags, launches.order),
     Command("orders", "the workers ordered for other machines", _no_flags, _got(launches.ORDERS, launches.show_orders)),
@@ -198,6 +215,7 @@ _TABLE = (
     Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),
     Command("scale MODEL MIN [MAX]", "change the number of its copies", copies.add_scale_flags, copies.scale),
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
+    Command("health", "whether the gateway answers, as its exit code", _no_flags, _health),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
     Command(
@@ -240,7 +258,6 @@ STRANGERS = {
     "show": "worker-show",
     "create": "launch or keys make",
     "delete": "stop or keys withdraw",
-    "version": "--version",
 }
 """Words of other programs, and the commands here that do the same."""
 

@@ -14,6 +14,7 @@ from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.program import as_typed_here
 
 ORDERS = "/v1/admin/orders"
 LAUNCH_S = 120.0
@@ -199,7 +200,7 @@ def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
     """
     ours = (
         "backend", "gpus", "gpu_memory_gib", "gpu_ids", "on", "labels", "memory_gib", "replicas", "host", "port",
-        "heartbeat_interval", "worker_id", "valid_s",
+        "heartbeat_interval", "worker_id", "valid_s", "ports",
     )  # fmt: skip
     body: Json = {"model_name": args.model_name or name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
@@ -300,6 +301,7 @@ def add_order_flags(usage: argparse.ArgumentParser) -> None:
     add_spec_flags(usage)
     usage.add_argument("--worker-id", metavar="ID", help="replace the worker of this earlier order; else a new worker")
     usage.add_argument("--valid-s", type=float, metavar="S", help="how long the line can be used (3600)")
+    usage.add_argument("--ports", metavar="FIRST-LAST", help="listen on a free port of this range, in place of --port")
 
 
 def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
@@ -312,8 +314,8 @@ def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
     is_local_only = api.place.is_here and made.get("is_local_only")
     address = one_line(made.get("gateway_address")) if api.place.is_here and not is_local_only else api.place.url
-    words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
-    screen.line(shlex.join(words))
+    words = ["worker", "--order", one_line(made.get("code")), "--gateway-address", address]
+    screen.line(f"{as_typed_here('python3 ichat.pyz')} {shlex.join(words)}")
     note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
     if is_local_only:
         note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")

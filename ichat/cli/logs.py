@@ -1,14 +1,16 @@
 """A worker's captured output on the operator's terminal: its past lines, then new lines, over every break."""
 
 import argparse
+import datetime as dt
+import re
 import time
 from typing import Any, NoReturn
 
 from ichat.cli.client import Api, Event, RequestRefused, Unreachable, pause, worker_path
-from ichat.cli.json_values import Json, parse_object
+from ichat.cli.json_values import Json, objects_of, parse_object
 from ichat.cli.screen import Screen, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, has_ended, load_in_words, phase_of
-from ichat.errors import Exit
+from ichat.errors import EXIT_USAGE, Exit
 
 SILENCE_S = 60.0
 """Seconds without a line after which a connection may be dead: another connection continues where it stood."""
@@ -16,16 +18,29 @@ AWAY_S = 120.0
 """The longest silence of a gateway while its logs are followed, in seconds; more than SILENCE_S."""
 STATE_S = 5.0
 """The longest wait for a worker's state when it has no lines, in seconds."""
+OWN = "/v1/logs/gateway"
+"""The gateway's own lines."""
 _ENDED = ("failed", "stopped", "gone")
+
+OLD_LINES = 200
+"""Lines that are shown, if `--tail` names no number."""
+PAGE_LINES_MAX = 1000
+"""The most lines of a page."""
+PAGE_S = 30.0
+"""The longest wait for a page, in seconds."""
+_POSITION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def add_log_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `logs`."""
-    usage.add_argument("worker_id", metavar="ID", help="the worker, as `workers` has it")
+    usage.add_argument("worker_id", metavar="ID", nargs="?", help="the worker, as `workers` has it")
+    usage.add_argument("--own", action="store_true", help="the gateway's own lines, in place of a worker's")
     which = usage.add_mutually_exclusive_group()
     which.add_argument("--follow", "-f", action="store_true", help="follow new lines, until Ctrl-C")
     which.add_argument("--previous", action="store_true", help="of the process before the newest start")
     usage.add_argument("--tail", type=_count, metavar="N", help="begin with the last N lines")
+    usage.add_argument("--grep", metavar="TEXT", help="only lines with this text, of all files that are kept")
+    usage.add_argument("--before", metavar="TIME", help="only lines before a time (2026-11-23T04:00), of these files")
     usage.add_argument("--timestamps", "-t", action="store_true", help="each line with its time")
 
 
@@ -36,7 +51,13 @@ def _count(text: str) -> int:
 
 
 def run_logs(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Show a worker's lines, and those that follow if the flags say so."""
+    """Show a worker's lines, and those that follow if the flags say so. Raises Exit 64."""
+    if (args.worker_id is None) != args.own:
+        raise Exit(EXIT_USAGE, "Name a worker (./ichat.pyz workers lists them), or give --own, and not both.")
+    if args.before is not None or args.grep is not None:
+        if args.follow or args.own:
+            raise Exit(EXIT_USAGE, "--grep and --before read a worker's files: leave out --follow and --own.")
+        return show_pages(api, screen, args)
     logs = LogCommand(api, screen, args)
     return logs.follow() if args.follow else logs.show()
 
@@ -55,7 +76,7 @@ class LogCommand:
         """When the gateway last sent something."""
 
     def __repr__(self) -> str:
-        return f"<Logs of {self._args.worker_id}, last {self._last_id or 'none'}>"
+        return f"<Logs of {self._args.worker_id or 'the gateway'}, last {self._last_id or 'none'}>"
 
     def show(self) -> int:
         """Show the existing lines. Raises Exit if there can be none."""
@@ -96,7 +117,7 @@ class LogCommand:
             params["tail"] = str(args.tail)
         if args.previous:
             params["previous"] = "1"
-        path = worker_path(args.worker_id).replace("/v1/admin/workers/", "/v1/logs/stream/")
+        path = OWN if args.own else worker_path(args.worker_id).replace("/v1/admin/workers/", "/v1/logs/stream/")
         headers = {"last-event-id": self._last_id} if self._last_id else None
         with self._api.events(
             "GET", path, silence_s=SILENCE_S, params=params, headers=headers, on_comment=lambda _: self._explain()
@@ -121,13 +142,13 @@ class LogCommand:
 
     def _explain(self) -> None:
         """Write once why no line has been shown, if the gateway knows the worker."""
-        if not self._is_explained and (worker := self._state()):
+        if not (self._is_explained or self._args.own) and (worker := self._state()):
             self._is_explained = True
             note(one_line(silence_of(worker, goes_on=self._args.follow)), "dim")
 
     def _refuse(self, refusal: RequestRefused) -> NoReturn:
         """Raise the refusal of the first request, with the worker's failure if that is why no lines are known."""
-        worker = self._state() if refusal.status == 404 and not self._args.previous else {}
+        worker = self._state() if refusal.status == 404 and self._args.worker_id and not self._args.previous else {}
         if has_ended(worker):
             raise Exit(refusal.code, one_line(silence_of(worker, goes_on=False)))
         raise refusal
@@ -141,6 +162,8 @@ class LogCommand:
 
     def _has_ended(self) -> bool:
         """Return whether a stream that has ended properly was the worker's last stream."""
+        if self._args.own:
+            return False
         try:
             worker: Json = self._api.get(worker_path(self._args.worker_id)).value
         except RequestRefused as refusal:
@@ -175,7 +198,60 @@ def _may_pass(error: Exit) -> bool:
 def _time(entry: Json) -> str:
     at: Any = entry.get("time")
     if isinstance(at, int | float):
-        import datetime as dt
-
         at = dt.datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
     return f"{at} " if at else ""
+
+
+def show_pages(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Show the newest lines before a time, or with a text, oldest first. Raises Exit for a wrong time."""
+    path = worker_path(args.worker_id).replace("/v1/admin/workers/", "/v1/logs/pages/")
+    params = {"previous": "1"} if args.previous else {}
+    if args.before is not None:
+        params["before"] = _read_before(args.before)
+    if args.grep:
+        params["text"] = args.grep
+    lines, older = _read_pages(api, path, params, OLD_LINES if args.tail is None else args.tail)
+    for line in lines:
+        _show_old(screen, args, line)
+    if not lines:
+        what = f"contains {args.grep!r}" if args.grep else "is older"
+        note(one_line(f"No line that is kept of {args.worker_id} {what}."), "dim")
+    elif older:
+        note(f"Older lines: add --before {older}", "dim")
+    return 0
+
+
+def _read_pages(api: Api, path: str, params: dict[str, str], wanted: int) -> tuple[list[Json], str]:
+    """Return the newest of these lines, oldest first, and the position before which older lines are, or ""."""
+    lines: list[Json] = []
+    while len(lines) < wanted:
+        limit = str(min(PAGE_LINES_MAX, wanted - len(lines)))
+        page = api.call("GET", path, params={**params, "limit": limit}, answer_s=PAGE_S).value
+        lines, older = [*objects_of(page.get("lines")), *lines], page.get("before")
+        if not isinstance(older, str):
+            return lines, ""
+        params = {**params, "before": older}
+    return lines, params.get("before", "")
+
+
+def _show_old(screen: Screen, args: argparse.Namespace, line: Json) -> None:
+    if args.json:
+        import json
+
+        screen.line(json.dumps(line, ensure_ascii=False))
+        return
+    text = log_line(str(line.get("line", "")), colours=screen.has_colours)
+    screen.line(f"{line.get('time') or '-'} {text}" if args.timestamps else text)
+
+
+def _read_before(text: str) -> str:
+    """Return a position as it is, or a time with its zone; a time without a zone is that of this machine's clock."""
+    if _POSITION.fullmatch(text):
+        return text
+    try:
+        at = dt.datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+        return at.astimezone().isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError) as error:
+        raise Exit(
+            EXIT_USAGE, f"--before must be a time such as 2026-11-23T04:00, or a position, not {text!r}."
+        ) from error

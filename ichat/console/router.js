@@ -51,6 +51,18 @@ export function go(name, rest, query) {
   location.hash = hrefOf(name, rest, query);
 }
 
+/**
+ * Change the address of the page that is shown, without an entry in the browser's history.
+ *
+ * @param {string} name
+ * @param {string[]} [rest]
+ * @param {Record<string, string>} [query]
+ */
+export function replace(name, rest, query) {
+  history.replaceState(null, "", hrefOf(name, rest, query));
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
 /** The route that is shown; the component is drawn again when it changes. */
 export function useRoute() {
   const [route, set] = useState(readRoute());

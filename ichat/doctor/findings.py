@@ -9,6 +9,7 @@ from typing import Literal
 import attrs
 
 from ichat.cli.screen import Screen, one_line
+from ichat.program import as_typed_here
 
 COLUMNS_MAX = 100
 COLUMNS_MIN = 40
@@ -30,9 +31,9 @@ class Finding:
     level: Level
     name: str
     """The examined thing, in a word or two."""
-    sentence: str
+    sentence: str = attrs.field(converter=as_typed_here)
     """The fact; for a problem also the remedy."""
-    command: str = ""
+    command: str = attrs.field(default="", converter=as_typed_here)
     """The command to type; empty if there is none."""
 
 

@@ -35,7 +35,8 @@ OF_A_SLOW_ONE_MAX = 16
 """Of a single client, on a route that may need seconds to answer: more at once would only wait for each other."""
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker lasts as long as its drain."""
-_LOGS = b"/v1/logs/"
+_LOGS = (b"/v1/logs/stream/", b"/v1/logs/files/", b"/v1/logs/gateway")
+"""Streams, and files that are too large to be held in memory."""
 _EVENTS = b"/v1/admin/events"
 _SLOW = (b"/v1/usage", b"/metrics")
 

@@ -160,6 +160,11 @@ class RayApi:
         _check(answer)
         return answer.text.decode(errors="replace").splitlines()[-count:]
 
+    async def log_files(self, node_id: str, pattern: str) -> Sequence[str]:
+        """Return the names that fit the pattern in a node's log directory. Raises RayUnknown, RayRefused."""
+        query = urllib.parse.urlencode({"node_id": node_id, "glob": pattern})
+        return await self._get(f"/api/v0/logs?{query}", values.read_files)
+
     async def _get(self, path: str, read: Callable[[object], _Read], *, bytes_max: int = ANSWER_BYTES_MAX) -> _Read:
         return await _read(await self._ask("GET", path, bytes_max=bytes_max), read)
 

@@ -280,6 +280,12 @@ def _amounts(value: object) -> dict[str, float]:
     return {name: amount for name, amount in _object(value).items() if isinstance(amount, int | float)}
 
 
+def read_files(answer: object) -> list[str]:
+    """Return the names of files in an answer."""
+    kinds = _inside(answer, "data", "result").values()
+    return sorted(str(name) for names in kinds for name in _list(names))
+
+
 def _inside(value: object, *keys: str) -> Mapping[str, Any]:
     found = _object(value)
     for key in keys:

@@ -26,6 +26,7 @@ from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.order_file import load_orders
 from ichat.fleet.order_store import OrderStore
 from ichat.fleet.prefix_reports import PrefixReportReceiver
+from ichat.fleet.ray_machines import ray_machines_of
 from ichat.fleet.registered_servers import Server, read_servers
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.host import CpuMeter
@@ -201,7 +202,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     kept = KeptDescriptors(is_shared=bool(config.server_settings.relays))
     clusters = launchers_of(config, state, orders)
     supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept, clusters=clusters)
-    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
+    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus, others=ray_machines_of(config, fleet.table))
     return Control(
         parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, orders, supervisor, monitor, kept,
     )  # fmt: skip
@@ -307,7 +308,7 @@ def _build_operation(
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
-        data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+        data.handler.in_flight, data.handler.lanes, control.heartbeats.gateway_id, time.time(),
         state.starts, data.figures,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)

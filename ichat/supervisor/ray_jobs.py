@@ -3,12 +3,14 @@
 import math
 import shlex
 import socket
+import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
 from ichat.config.ray import Label, RaySettings
 from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.fleet.orders import OrderPlace
 from ichat.placement.estimate import GIB
 from ichat.ray.values import RayJob, RayNode, RayRoom, RaySubmission
 
@@ -20,6 +22,7 @@ KIND = "ray.io/accelerator-type"
 """The label with the kind of a node's GPUs."""
 _ANY = ("", "0.0.0.0", "::")
 _NAMED_MAX = 3
+_LOOPBACK, _OWN_NAMES = ("127.0.0.0/8", "::1"), ("127.0.0.1", "::1", "localhost")
 
 
 @attrs.frozen
@@ -78,6 +81,27 @@ def address_for(config: Config, node_ip: str) -> str:
             host = str(way.getsockname()[0])
     scheme = "http" if settings.tls_certificate is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def place_on(config: Config, node_ip: str, *, is_own: bool) -> OrderPlace:
+    """Return the place of an order, when its job runs on a node. Raises OSError.
+
+    `is_own` says that the node is the gateway's own machine: its connections may be from loopback, and if the gateway
+    listens there alone, its workers do so, too.
+    """
+    senders = [node_ip, *config.security.worker_networks, *(_LOOPBACK if is_own else ())]
+    is_loopback = is_own and urllib.parse.urlsplit(address_for(config, node_ip)).hostname in _OWN_NAMES
+    return OrderPlace(senders, "" if is_loopback else node_ip, config.ray.ports or "", ends_with_parent=True)
+
+
+def is_own_address(ip: str) -> bool:
+    """Return whether an address is this machine's."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
 
 
 def why_pending(spec: ManagedWorkerConfig, job: RayJob, nodes: Sequence[RayNode], room: RayRoom | None) -> str:

@@ -17,7 +17,7 @@ import trio
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.order_store import OrderStore
-from ichat.fleet.orders import RemoteOrder
+from ichat.fleet.orders import OrderPlace, RemoteOrder
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.listeners import Listeners, wait_any
 from ichat.protocol.orders import LaunchEnd
@@ -36,6 +36,8 @@ REPORT_S = 12.0
 """How long a guard may need beyond the end of its worker: it reports the end to the gateway."""
 LAST_LINES = 50
 """The lines of a job's output that are read if its guard has not reported its end."""
+_NOWHERE = OrderPlace(senders=[], ends_with_parent=True)
+"""The place of an order until its job runs on a node."""
 _BEGINS = "Its guard begins on a node of Ray."
 _NOT_SENT = "The gateway asks Ray for a place."
 
@@ -63,6 +65,10 @@ class RayCluster(Protocol):
 
     def table_of(self, order: Order) -> ManagedWorkerConfig:
         """Return the worker's table for its node."""
+        ...
+
+    async def place_of(self, order: Order, node_id: str) -> OrderPlace | None:
+        """Return the place of an order on a node; None: the node is not known yet. Raises RayUnknown, RayRefused."""
         ...
 
     async def why_pending(self, spec: ManagedWorkerConfig, job: RayJob) -> str:
@@ -169,7 +175,8 @@ class RayLaunch:
         try:
             await cluster.prepare(order)
             valid_s = order.config.ray.pending_s + CODE_MORE_S
-            self._remote, code = await cluster.orders.make_managed(order.worker_id, cluster.table_of(order), valid_s)
+            table = cluster.table_of(order)
+            self._remote, code = await cluster.orders.make_managed(order.worker_id, table, valid_s, _NOWHERE)
             self._sent_at = trio.current_time()
             self._pending_until = self._sent_at + order.config.ray.pending_s
             log.info("worker %s is launched on Ray: %s", order.worker_id, self.identity)
@@ -198,6 +205,7 @@ class RayLaunch:
         if job.is_over:
             await self._finish(await self._end_by(job))
         elif job.status == "RUNNING":
+            await self._admit(remote, job.node_id)
             self._tell("" if self._is_claimed else _BEGINS)
         elif trio.current_time() < self._pending_until:
             self._tell(await self._cluster.why_pending(self.spec, job))
@@ -207,6 +215,17 @@ class RayLaunch:
             end = WorkerEnd(f"had no place on Ray within {seconds}", time.time(), cause=self.waits_for)
             await self._finish(end)
         self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
+
+    async def _admit(self, remote: RemoteOrder, node_id: str) -> None:
+        """Let the job's node fetch the order, and no other machine."""
+        if self._is_claimed or self._newest(remote).place.senders:
+            return
+        place = await self._cluster.place_of(self._order, node_id)
+        if place is not None:
+            try:
+                await self._cluster.orders.set_place(remote.launch, place)
+            except ApiError as error:
+                log.error("the node of worker %s gets no order: %s", self._order.worker_id, error.message)
 
     @property
     def _is_claimed(self) -> bool:

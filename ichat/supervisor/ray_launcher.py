@@ -18,7 +18,7 @@ import trio
 from ichat.config.ray_workers import on_node
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.order_store import OrderStore
-from ichat.fleet.orders import RemoteOrder
+from ichat.fleet.orders import OrderPlace, RemoteOrder
 from ichat.ray.api import RayApi, RayRefused, RayUnknown
 from ichat.ray.values import RayJob, RayNode, RayRoom, RaySubmission
 from ichat.security.keys import ray_token
@@ -31,6 +31,8 @@ from ichat.supervisor.ray_jobs import (
     LaunchNames,
     address_for,
     entrypoint_of,
+    is_own_address,
+    place_on,
     submission_of,
     why_pending,
 )
@@ -154,6 +156,11 @@ class RayLauncher:
     def table_of(self, order: Order) -> ManagedWorkerConfig:
         """Return the worker's table for its node."""
         return on_node(order.spec, order.config)
+
+    async def place_of(self, order: Order, node_id: str) -> OrderPlace | None:
+        """Return the place of an order on a node; None: the node is not known yet. Raises RayUnknown, RayRefused."""
+        ip = next((node.ip for node in (await self._read()).nodes if node.id == node_id), "")
+        return place_on(order.config, ip, is_own=is_own_address(ip)) if ip else None
 
     async def why_pending(self, spec: ManagedWorkerConfig, job: RayJob) -> str:
         """Return why a pending job has no place, in a sentence. Raises RayUnknown, RayRefused."""

@@ -1,6 +1,7 @@
 """The operator's commands against a gateway that says what a test wants, and against a real one with the fake engine."""
 
 import contextlib
+import datetime as dt
 import io
 import json
 import re
@@ -672,6 +673,11 @@ def test_engine_flags_survive_the_way_through_the_api(words, arguments, flags):
         (["worker-show"], "the following arguments are required: ID"),
         (["logs", "-f", "--previous", "w1"], "not allowed with argument"),
         (["logs", "--tail", "x", "w1"], "must be a number from 0 on"),
+        (["logs"], "Name a worker"),
+        (["logs", "--own", "w1"], "Name a worker"),
+        (["logs", "-f", "--grep", "x", "w1"], "leave out --follow and --own"),
+        (["logs", "--own", "--before", "2026-11-23"], "leave out --follow and --own"),
+        (["logs", "--before", "yesterday", "w1"], "--before must be a time such as"),
         (["models", "--gateway", "ftp://x"], "The gateway's address must be like"),
         (["models", "--gateway", "http://u:p@x"], "The gateway's address must be like"),
         (["models", "--gateway", "x", "-c", "y"], "not allowed with argument"),
@@ -831,6 +837,18 @@ def test_a_refusal_is_the_gateways_sentence(fake, run):
     assert fake.asked[-1].path == "/v1/admin/workers/a%2Fb%3Fc"
 
 
+def test_health_is_an_exit_code(fake, run):
+    """0 if the gateway answers, 1 if it refuses, 69 if nothing answers there."""
+    fake.answers["GET", "/health"] = (200, {"status": "ok"})
+    assert run("health") == (0, "ok\n", "")
+    fake.answers["GET", "/health"] = (503, {"error": {"code": "draining", "message": "It is shutting down."}})
+    code, out, err = run("health")
+    assert (code, out) == (1, "")
+    assert "shutting down" in err
+    fake.answers["GET", "/health"] = lambda one: setattr(one, "close_connection", True)
+    assert run("health")[0] == 69
+
+
 def test_no_gateway_there(fake, run, monkeypatch):
     """Nothing that listens, something else that listens, something that is no certificate's: exit code 69, one sentence."""
     with socket.socket() as probe:
@@ -936,6 +954,35 @@ def test_logs_are_lines(fake, run):
     assert (code, found[0], [one["seq"] for one in found[1:]]) == (0, {"lost": 4}, [5, 6])
     assert fake.asked[-1].query == {"follow": "false", "previous": "1"}
     assert run("logs", "-t", "w1")[1].splitlines()[-1] == "2026-01-01T00:00:00.000Z end"
+
+
+def test_logs_with_a_text_are_read_page_by_page(fake, run):
+    """From the newest page back, until there are enough lines; they are shown oldest first."""
+    entry = {"time": "2026-01-01T00:00:00.000Z", "position": "1.2.3", "previous": False}
+    pages = iter([
+        {"lines": [{**entry, "line": "three"}, {**entry, "line": "\x1b[31mfour\x1b[0m \x07"}], "before": "1.2.9"},
+        {"lines": [], "before": "1.2.8"},
+        {"lines": [{**entry, "line": "one"}, {**entry, "line": "two", "time": None}], "before": "1.2.7"},
+    ])  # fmt: skip
+    fake.answers["GET", "/v1/logs/pages/w1"] = lambda one: one.plain(200, json.dumps({**next(pages), "after": None}))
+    code, out, err = run("logs", "--grep", "o", "--tail", "4", "-t", "--before", "2026-01-02T00:00Z", "w1")
+    at = "2026-01-01T00:00:00.000Z"
+    assert (code, out) == (0, f"{at} one\n- two\n{at} three\n{at} four \n")
+    assert err == "Older lines: add --before 1.2.7\n"
+    asked = [one.query for one in fake.asked if "/pages/" in one.path]
+    assert [(one["before"], one["limit"], one["text"]) for one in asked[1:]] == [
+        ("1.2.9", "2", "o"),
+        ("1.2.8", "2", "o"),
+    ]
+    assert dt.datetime.fromisoformat(asked[0]["before"]) == dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+    fake.answers["GET", "/v1/logs/pages/w1"] = 200, {"lines": [], "before": None, "after": "1.2.3"}
+    assert run("logs", "--grep", "x", "w1") == (0, "", "No line that is kept of w1 contains 'x'.\n")
+
+
+def test_the_gateways_own_lines_are_shown(fake, run):
+    """They have a stream of their own, whatever the workers are called."""
+    fake.answers["GET", "/v1/logs/gateway"] = lambda one: one.stream(line(1, "reloaded"))
+    assert run("logs", "--own") == (0, "reloaded\n", "")
 
 
 def test_logs_go_on_after_a_break(fake, run):

@@ -18,6 +18,7 @@ from ichat.admin.open_routes import OpenRoutes
 from ichat.admin.openapi import document
 from ichat.admin.schemas import schema_of
 from ichat.config.load import read_worker
+from ichat.config.ray import RaySettings
 from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, ServerSettings
 from ichat.engines.engine import Progress
 from ichat.errors import ApiError
@@ -69,7 +70,7 @@ def test_every_reference_leads_somewhere_and_every_component_is_used(said):
     used = set(re.findall(r'"#/components/([^"]+)"', json.dumps(said)))
     kinds = {kind: found for kind, found in said["components"].items() if kind != "securitySchemes"}
     there = {f"{kind}/{name}" for kind, found in kinds.items() for name in found}
-    assert there - used == {"schemas/LogLine", "schemas/LogGap", "schemas/EventState"}
+    assert there - used == {"schemas/LogLine", "schemas/LogGap", "schemas/EventState", "schemas/Lanes"}
     assert used <= there
 
 
@@ -174,12 +175,13 @@ def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
     worker = {**WORKER, "load": "on_demand", "gpus": 1}  # idle_s and the like are for such workers alone
     read, whole = (read_worker, worker) if name == "Launch" else (parse_heartbeat, BEAT)
-    rest = (Config(),) if name == "Launch" else ()
+    on_ray = Config(ray=RaySettings(address="http://head:8265"))
+    rest = (on_ray,) if name == "Launch" else ()
+    alone = {"replicas": WORKER, "memory_gib": {**WORKER, "gpus": 1, "on": "ray"}}  # of workers of another kind
     bounds = list(bounds_of(said, name))
     assert len(bounds) >= 6
     for key, at, beyond in bounds:
-        alone = {**WORKER} if key == "replicas" else whole  # copies are no such workers
-        read(is_right(said, name, {**alone, key: at}), *rest)
+        read(is_right(said, name, {**alone.get(key, whole), key: at}), *rest)
         refused(said, name, {**whole, key: beyond})
         with pytest.raises(ApiError, match=key):
             read({**whole, key: beyond}, *rest)
@@ -489,3 +491,38 @@ def test_the_lines_of_a_worker_are_as_it_says(said, program):
         values = dict(line.split(": ", 1) for line in event)
         is_right(said, "LogGap" if values.get("event") == "gap" else "LogLine", json.loads(values["data"]))
     assert any("no such weights" in line for event in events for line in event)
+
+
+def test_the_pages_of_a_log_are_as_it_says(said, program):
+    """A text is found in the files; a page before a time, and the whole file, have the same line."""
+    template = "/v1/logs/pages/{worker_id}"
+    path = "/v1/logs/pages/ill-0"
+    status, page = answered(said, program, "GET", f"{path}?text=NO%20SUCH%20weights", template=template)
+    assert status == 200
+    assert page["lines"]
+    assert all("no such weights" in line["line"] for line in page["lines"])
+    at, position = page["lines"][0]["time"], page["lines"][0]["position"]
+    before = answered(said, program, "GET", f"{path}?before={at}", template=template)[1]["lines"]
+    after = answered(said, program, "GET", f"{path}?after={position}", template=template)[1]["lines"]
+    assert page["lines"][0] in before
+    assert page["lines"][0] == after[0]
+    assert answered(said, program, "GET", f"{path}?before=1.2.3", template=template)[0] == 404
+    assert answered(said, program, "GET", f"{path}?before=x", template=template)[0] == 400
+    assert answered(said, program, "GET", "/v1/logs/pages/nobody", template=template)[0] == 404
+    status, headers, text = asked(program, "GET", "/v1/logs/files/ill-0")
+    assert (status, headers["content-disposition"]) == (200, 'attachment; filename="ill-0.log"')
+    assert f"{at} {page['lines'][0]['line']}\n" in text
+    files = "/v1/logs/files/{worker_id}"
+    assert answered(said, program, "GET", "/v1/logs/files/ill-0?previous=1", template=files)[0] == 404
+
+
+def test_the_gateways_own_lines_are_as_it_says(said, program):
+    """What the gateway logs is in its stream, without the run of a process before."""
+    status, headers, text = asked(program, "GET", "/v1/logs/gateway?follow=false")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    lines = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    for line in lines:
+        is_right(said, "LogLine", line)
+    assert any("ERROR" in one["line"] and "ill-0" in one["line"] for one in lines)
+    template = "/v1/logs/gateway"
+    assert answered(said, program, "GET", "/v1/logs/gateway?previous=1&follow=0", template=template)[0] == 404

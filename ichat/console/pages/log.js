@@ -1,164 +1,221 @@
-// A worker's output as it arrives, with a pause and a filter.
+// A log: its lines as they arrive, older lines, a search of all kept lines, and a file of them. Each view has an address.
 
-import { stream } from "../api.js";
-import { useStore } from "../store.js";
-import { Button, count, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../ui.js";
+import { partsOf } from "../ansi.js";
+import { send } from "../api.js";
+import { hrefOf, readRoute, replace } from "../router.js";
+import { Button, count, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState, when } from "../ui.js";
+import { useLines } from "./log/live.js";
+import { KEPT_MAX, useOlder, usePart } from "./log/pages.js";
 
-const TAIL = 1000;
-const LINES_MAX = 5000;
+/** @import { Line } from "./log/live.js" */
+
 const DRAWN_MAX = 1500;
-const CHARACTERS_MAX = 4 * 1024 * 1024;
-const GATHER_MS = 120;
-const AGAIN_MS = 1000;
-const AGAIN_MS_MAX = 10_000;
-const SETTLED_MS = 500;
 const NEAR_PX = 40;
-/** What will be refused the next time, too. */
-const FINAL = new Set([400, 401, 403, 404]);
+const TYPED_MS = 300;
 
-/** @param {string} line */
-function toneOf(line) {
-  if (/\b(ERROR|CRITICAL|FATAL|Traceback|Exception)\b|Error:/.test(line)) return "bad";
-  if (/\bWARN(ING)?\b/.test(line)) return "warn";
-  return "";
-}
-
-/** Read a worker's lines until the component goes; returns [lines, status]. */
-/**
- * @typedef {{ line: string, tone: string, time?: string, key: number }} Line
- * @typedef {{ lines: Line[], status: string, last: string, count: number, characters: number, timer: number,
- *   isPaused: boolean }} Held
- */
-
-/** @returns {[Line[], string]} */
-function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /** @type {boolean} */ isPaused) {
-  const [shown, show] = useState({ lines: /** @type {Line[]} */ ([]), status: "connecting" });
-  const gateway = useStore((all) => all.gateway?.id); // lines of two gateways may have the same numbers
-  /** @type {Held} */
-  const fresh = { lines: [], status: "connecting", last: "", count: 0, characters: 0, timer: 0, isPaused };
-  const held = useRef(fresh);
-  const now = held.current;
-  now.isPaused = isPaused;
-  const draw = () => {
-    if (now.timer || now.isPaused) return;
-    now.timer = setTimeout(() => {
-      now.timer = 0;
-      show({ lines: [...now.lines], status: now.status });
-    }, GATHER_MS);
-  };
-  useEffect(() => draw(), [isPaused]);
-  useEffect(() => {
-    const control = new AbortController();
-    Object.assign(now, { lines: [], status: "connecting", last: "", characters: 0 });
-    show({ lines: [], status: "connecting" });
-    const add = (/** @type {import("../api.js").StreamEvent} */ event) => {
-      const data = JSON.parse(event.data);
-      if (event.id) now.last = event.id;
-      const one =
-        event.name === "gap"
-          ? { line: `… ${Object.values(data)[0]} lines are missing here …`, tone: "gap" }
-          : { time: data.time, line: data.line, tone: toneOf(data.line) };
-      if (one.tone === "gap" && now.lines.at(-1)?.line === one.line) return; // it has no number: it is sent again
-      now.count += 1;
-      now.characters += one.line.length;
-      now.lines.push({ ...one, key: now.count });
-      while (now.lines.length > LINES_MAX || (now.characters > CHARACTERS_MAX && now.lines.length > 1)) {
-        now.characters -= now.lines.shift()?.line.length ?? 0;
-      }
-      draw();
-    };
-    follow(id, previous, control.signal, now, add, draw);
-    return () => {
-      control.abort();
-      clearTimeout(now.timer);
-      now.timer = 0;
-    };
-  }, [id, previous, gateway]);
-  return [shown.lines, shown.status];
-}
+/** @typedef {{ id: string, place: string[], query: Record<string, string> }} LogProps */
 
 /**
- * Follow a worker's lines. A stream that ended is opened again where it stood, ever less often while nothing arrives:
- * with the worker's next start, or after a break, its lines go on.
+ * The log of a worker, or of the gateway for an empty id.
  *
- * @param {string} id
- * @param {boolean} previous
- * @param {AbortSignal} signal
- * @param {Held} now
- * @param {(event: import("../api.js").StreamEvent) => void} add
- * @param {() => void} draw
+ * `place` is the page of the address, and what follows; `query` has the view: `find`, `run` and `at`.
+ *
+ * @param {LogProps} props
  */
-async function follow(id, previous, signal, now, add, draw) {
-  const query = previous ? "previous=1" : `tail=${TAIL}`;
-  const say = (/** @type {string} */ status) => {
-    now.status = status;
-    draw();
-  };
-  let wait = AGAIN_MS;
-  while (!signal.aborted) {
-    let settled = 0;
-    const before = now.count;
-    try {
-      /** @type {Record<string, string>} */
-      const headers = now.last ? { "last-event-id": now.last } : {};
-      const isAgain = now.status === "ended"; // a stream that ends again at once was not live
-      const onOpen = () => {
-        if (!previous) settled = setTimeout(() => say("live"), isAgain ? SETTLED_MS : 0);
-      };
-      await stream(`/v1/logs/stream/${encodeURIComponent(id)}?${query}`, { signal, headers, onOpen }, add);
-      say("ended");
-      if (previous) return;
-    } catch (error) {
-      if (signal.aborted) return;
-      say(error.message);
-      if (FINAL.has(error.status)) return;
-    } finally {
-      clearTimeout(settled);
-    }
-    if (now.count > before) wait = AGAIN_MS;
-    await new Promise((resolve) => setTimeout(resolve, wait));
-    wait = Math.min(AGAIN_MS_MAX, wait * 2);
-  }
+export function Log({ id, place, query }) {
+  return query.at && id
+    ? html`<${Around} id=${id} place=${place} query=${query} />`
+    : html`<${Newest} id=${id} place=${place} query=${query} />`;
 }
 
 /**
- * The log of a worker.
+ * Return the query of an address with these changes; an empty value leaves the parameter out.
  *
- * @param {{ id: string }} props
+ * @param {Record<string, string>} query
+ * @param {Record<string, string>} changes
  */
-export function Log({ id }) {
-  const [previous, setPrevious] = useState(false);
+function changed(query, changes) {
+  return Object.fromEntries(Object.entries({ ...query, ...changes }).filter(([, value]) => value));
+}
+
+/** @param {LogProps} props */
+function Newest({ id, place: [page, ...rest], query }) {
+  const previous = query.run === "previous";
+  const find = query.find ?? "";
+  const [text, setText] = useState(find);
   const [isPaused, setPaused] = useState(false);
-  const [text, setText] = useState("");
-  const [lines, status] = useLines(id, previous, isPaused);
-  const place = useRef(/** @type {HTMLElement | null} */ (null));
-  const sticks = useRef(true);
+  const path = id ? `/v1/logs/stream/${encodeURIComponent(id)}` : "/v1/logs/gateway";
+  const [lines, status] = useLines(path, previous, isPaused);
+  const asked = useMemo(() => changed({}, { text: find, previous: previous ? "1" : "" }), [find, previous]);
+  const [older, readOlder] = useOlder(id, lines, asked);
+  const look = (/** @type {Record<string, string>} */ changes) =>
+    replace(page, rest, changed(readRoute().query, changes));
+  useEffect(() => {
+    const timer = setTimeout(() => text !== find && look({ find: text }), TYPED_MS);
+    return () => clearTimeout(timer);
+  }, [text, find]);
+  const hasLines = lines.length > 0 || status === "ended";
+  const isNew = older.before === "" && !older.isBusy && !older.error;
+  useEffect(() => {
+    if (id && find && hasLines && isNew) readOlder();
+  }, [id, find, hasLines, isNew]);
   const found = useMemo(() => {
-    const wanted = text.toLowerCase();
-    return wanted ? lines.filter((one) => one.line.toLowerCase().includes(wanted)) : lines;
-  }, [lines, text]);
-  useLayoutEffect(() => {
-    if (sticks.current && place.current) place.current.scrollTop = place.current.scrollHeight;
-  }, [found]);
-  const scrolled = (/** @type {{ currentTarget: HTMLElement }} */ { currentTarget: box }) => {
-    sticks.current = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PX;
-  };
-  const drawn = found.slice(-DRAWN_MAX);
-  const said = text ? `${number(found.length)} of ${count(lines.length, "line")}` : count(lines.length, "line");
+    const wanted = find.toLowerCase();
+    const live = wanted ? lines.filter((one) => plainOf(one).includes(wanted)) : lines;
+    return live.slice(-DRAWN_MAX);
+  }, [lines, find]);
+  const hasMore = id !== "" && older.before !== null;
+  const isHoled = older.lines.length > 0 && (lines.length > found.length || older.joins !== lines[0]?.key) && !find;
+  const top = olderWords({ hasMore, older, find, isOwn: id === "" });
+  const said = find ? `${number(found.length + older.lines.length)} found` : count(lines.length, "line");
   return html`<div class="log">
     <div class="log-bar">
-      <input type="search" aria-label="Find lines" placeholder="Find ( / )" value=${text}
+      <input type="search" aria-label="Find lines" placeholder="Find ( / )" value=${text} maxlength="200"
         onInput=${(event) => setText(event.target.value)} />
       <${Button} small icon=${isPaused ? "play" : "pause"} onClick=${() => setPaused(!isPaused)}
         aria-pressed=${isPaused}>${isPaused ? "Go on" : "Pause"}<//>
-      <label class="check"><input type="checkbox" checked=${previous}
-        onChange=${(event) => setPrevious(event.target.checked)} /> the run before</label>
+      ${
+        id &&
+        html`<label class="check"><input type="checkbox" checked=${previous}
+        onChange=${(event) => look({ run: event.target.checked ? "previous" : "" })} /> previous run</label>
+      <${Button} small onClick=${() => download(id, previous)}>Download<//>`
+      }
       <span class="spring"></span>
       <span class="muted num" role="status">${isPaused ? "paused" : status} · ${said}</span>
     </div>
-    <div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label="Log" aria-live="off">
-      ${drawn.length < found.length && html`<div class="gap">older lines are not shown</div>`}
-      ${drawn.map((one) => html`<div key=${one.key} class=${one.tone} title=${one.time}>${one.line || " "}</div>`)}
-      ${!drawn.length && html`<div class="gap">${text ? "No line here has that." : "Nothing was written yet."}</div>`}
-    </div></div>`;
+    <${Box} lines=${[...older.lines, ...(isHoled ? [HOLE] : []), ...found]} sticks=${true}
+      hrefAt=${(/** @type {string} */ at) => hrefOf(page, rest, changed(query, { at, find: "", run: "" }))}
+      onTop=${hasMore && !find && older.lines.length > 0 && !older.isBusy ? readOlder : null}
+      top=${html`<span>${top}</span>${
+        hasMore && older.lines.length < KEPT_MAX && (lines.length > 0 || find)
+          ? html` <${Button} small onClick=${readOlder} disabled=${older.isBusy}>Older lines<//>`
+          : ""
+      }`}
+      empty=${find ? "No line has that." : "Nothing was written yet."} /></div>`;
+}
+
+/** @type {Line} */
+const HOLE = { key: "hole", line: "… newer lines follow after these …", tone: "gap", time: "" };
+
+/**
+ * Return what stands above the lines.
+ *
+ * @param {{ hasMore: boolean, older: import("./log/pages.js").Older, find: string, isOwn: boolean }} facts
+ */
+function olderWords({ hasMore, older, find, isOwn }) {
+  if (older.error) return older.error;
+  if (older.isBusy) return find ? "Searching older lines…" : "Reading older lines…";
+  if (isOwn) return "The lines since the gateway's start, as far as they are kept in memory.";
+  if (!hasMore) return find ? "All kept lines were searched." : "These are the oldest lines that are kept.";
+  if (older.lines.length >= KEPT_MAX)
+    return "Older lines are at the address of the first line's time, and in the file.";
+  return find && older.before ? "Further lines were not searched yet." : "";
+}
+
+/** @param {LogProps} props */
+function Around({ id, place: [page, ...rest], query }) {
+  const at = query.at ?? "";
+  const [part, more] = usePart(id, at);
+  const live = hrefOf(page, rest, changed(query, { at: "" }));
+  const button = (/** @type {"before" | "after"} */ way, /** @type {string} */ title) =>
+    html`<${Button} small onClick=${() => more(way)} disabled=${part.isBusy}>${title}<//>`;
+  const canRead = part.lines.length < KEPT_MAX;
+  const top = part.before === null ? "These are the oldest lines that are kept." : "";
+  return html`<div class="log">
+    <div class="log-bar">
+      <a class="button small" href=${live}>Newest lines</a>
+      <${Button} small onClick=${() => download(id, part.lines.at(-1)?.previous ?? false)}>Download<//>
+      <span class="spring"></span>
+      <span class="muted num" role="status">${part.isBusy ? "reading…" : count(part.lines.length, "line")}</span>
+    </div>
+    <${Box} lines=${part.lines} marked=${at} sticks=${false}
+      hrefAt=${(/** @type {string} */ one) => hrefOf(page, rest, changed(query, { at: one }))}
+      top=${html`<span>${part.error || top}</span>${part.before !== null && canRead ? html` ${button("before", "Older lines")}` : ""}`}
+      bottom=${canRead && !part.error ? button("after", "Newer lines") : ""}
+      empty=${part.isBusy ? "Reading…" : "No line is kept here."} /></div>`;
+}
+
+/**
+ * Lines in a box that scrolls.
+ *
+ * @param {{ lines: Line[], sticks: boolean, marked?: string, hrefAt: (at: string) => string, onTop?: (() => void) | null,
+ *   top: unknown, bottom?: unknown, empty: string }} props
+ */
+function Box({ lines, sticks, marked, hrefAt, onTop, top, bottom, empty }) {
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const isAtEnd = useRef(sticks);
+  const seen = useRef({ first: "", below: 0, marked: "" });
+  useLayoutEffect(() => {
+    const box = place.current;
+    if (!box) return;
+    const first = lines[0]?.key ?? "";
+    const mark = marked && seen.current.marked !== marked && box.querySelector(".marked");
+    if (mark) {
+      mark.scrollIntoView({ block: "center" });
+      seen.current.marked = marked;
+    } else if (isAtEnd.current) box.scrollTop = box.scrollHeight;
+    else if (seen.current.first && first !== seen.current.first) box.scrollTop = box.scrollHeight - seen.current.below;
+    Object.assign(seen.current, { first, below: box.scrollHeight - box.scrollTop });
+  }, [lines, marked]);
+  const scrolled = (/** @type {{ currentTarget: HTMLElement }} */ { currentTarget: box }) => {
+    isAtEnd.current = sticks && box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PX;
+    seen.current.below = box.scrollHeight - box.scrollTop;
+    if (box.scrollTop < NEAR_PX && box.scrollHeight > box.clientHeight) onTop?.();
+  };
+  return html`<div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label="Log"
+      aria-live="off">
+      <div class="gap edge">${top}</div>
+      ${lines.map((one) => html`<${Row} key=${one.key} line=${one} hrefAt=${hrefAt} isMarked=${one.key === marked} />`)}
+      ${!lines.length && html`<div class="gap">${empty}</div>`}
+      ${bottom && html`<div class="gap edge">${bottom}</div>`}
+    </div>`;
+}
+
+/**
+ * A line with its time, which leads to the lines around it where they are kept in files. A time that the line has
+ * itself is not added.
+ *
+ * @param {{ line: Line, hrefAt: (at: string) => string, isMarked: boolean }} props
+ */
+function Row({ line: { line, tone, time, position, previous }, hrefAt, isMarked }) {
+  const clock = time ? when(Date.parse(time) / 1000).slice(-8) : "";
+  const look = [tone, previous && "of-previous", isMarked && "marked"].filter(Boolean).join(" ");
+  const parts = partsOf(line || " ").map((part) => ({ ...part, isTime: false }));
+  const at = clock ? parts.findIndex((part) => part.text.includes(clock)) : -1;
+  if (at >= 0) {
+    const [begin] = parts[at].text.split(clock, 1);
+    const cut = [begin, clock, parts[at].text.slice(begin.length + clock.length)];
+    parts.splice(at, 1, ...cut.map((text, index) => ({ ...parts[at], text, isTime: index === 1 })));
+  } else if (clock) parts.unshift({ text: clock, look: "added", isTime: true });
+  return html`<div class=${look} title=${previous ? `${time}, previous run` : time}>${parts.map(
+    ({ text, look: own, isTime }) => {
+      if (isTime && position) return html`<a class=${`at ${own}`} href=${hrefAt(position)}>${text}</a>`;
+      if (own) return html`<span class=${own}>${text}</span>`;
+      return text;
+    },
+  )}</div>`;
+}
+
+/** @param {Line} line */
+function plainOf({ line }) {
+  return partsOf(line)
+    .map((part) => part.text)
+    .join("")
+    .toLowerCase();
+}
+
+/**
+ * Have the browser keep the lines of a run as a file.
+ *
+ * @param {string} id
+ * @param {boolean} previous
+ */
+async function download(id, previous) {
+  const response = await send(`/v1/logs/files/${encodeURIComponent(id)}${previous ? "?previous=1" : ""}`);
+  const address = URL.createObjectURL(await response.blob());
+  const link = Object.assign(document.createElement("a"), { href: address, download: `${id}.log` });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }

@@ -1,7 +1,7 @@
 // Models & names: the models that clients can use, their workers, and where a request would go now.
 
 import { api } from "../api.js";
-import { hrefOf } from "../router.js";
+import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
 import {
   Badge,
@@ -21,7 +21,8 @@ import {
   useState,
   useTick,
 } from "../ui.js";
-import { ModelButtons } from "./changes.js";
+import { CopiesDialog, ModelButtons } from "./changes.js";
+import { Connect } from "./connect.js";
 import { readiness } from "./overview.js";
 /** @import { Route } from "../router.js" */
 /** @import { Alias, Model } from "../store.js" */
@@ -29,7 +30,7 @@ import { readiness } from "./overview.js";
 /** @typedef {Api.Route["candidates"][number]} Candidate */
 
 /**
- * The page.
+ * The page: `#/models?find=TEXT&connect=NAME`.
  *
  * @param {{ params: Route }} props
  */
@@ -46,7 +47,8 @@ export default function Models({ params }) {
         onInput=${(event) => setText(event.target.value)} />`}>
     <${ModelList} models=${models.filter((one) => has(one.id))} ask=${setAsked} />
     ${aliases.length > 0 && html`<${NameList} names=${names} ask=${setAsked} />`}
-    ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}<//>`;
+    ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}
+    ${params.query.connect && html`<${Connect} model=${params.query.connect} onClose=${() => go("models")} />`}<//>`;
 }
 
 /** @param {{ models: Model[], ask: (name: string) => void }} props */
@@ -61,12 +63,16 @@ function ModelList({ models, ask }) {
   /** @type {typeof last} */
   const rate = (row, name) =>
     last(row, name) === null ? null : /** @type {number} */ (last(row, name)) / history.sample_s;
+  const [scaled, setScaled] = useState(/** @type {Model | null} */ (null));
+  const canScale = (/** @type {Model} */ row) =>
+    row.copies !== null || workers.some((one) => one.managed && !one.on_demand && one.model_name === row.id);
   const stateOf = (/** @type {Model} */ row) =>
     workers.find((one) => one.on_demand && one.model_names.includes(row.id));
   /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
     { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
     { name: "ready", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
+    { name: "copies", title: "Copies", align: "right", value: (row) => row.copies?.wanted ?? null, cell: copiesOf },
     {
       name: "in_flight",
       title: "In flight",
@@ -120,7 +126,13 @@ function ModelList({ models, ask }) {
         html`<${ModelButtons} small model=${row.id}
         state=${stateOf(row)?.state ?? (row.loaded ? "ready" : "cold")} />`
       }
+        ${
+          canScale(row) &&
+          html`<${Button} small aria-label=${`Scale ${row.id}`} onClick=${() => setScaled(row)}>Scale<//>`
+        }
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
+          aria-label=${`Connect a client to ${row.id}`}>Connect</a>
         <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.id}`}
           onClick=${() => ask(row.id)}>Where to?<//></span>`,
     },
@@ -128,7 +140,17 @@ function ModelList({ models, ask }) {
   return html`<${Card} title="Models" flush><${Table} label="Models" columns=${columns} rows=${models} sort="id"
     keyOf=${(/** @type {Model} */ row) =>
       row.id} empty=${html`<${Empty} icon="models" title="No model"><p>A worker brings its model.
-      <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} /><//>`;
+      <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} />
+    ${
+      scaled &&
+      html`<${CopiesDialog} model=${scaled.id} wanted=${scaled.copies?.wanted ?? 1} onClose=${() => setScaled(null)} />`
+    }<//>`;
+}
+
+/** How many of a model's copies are ready, of how many. */
+function copiesOf(/** @type {Model} */ { copies }) {
+  if (!copies) return html`<span class="muted">–</span>`;
+  return html`${copies.ready} / ${copies.wanted}${copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : ""}`;
 }
 
 /**
@@ -159,6 +181,8 @@ function NameList({ names, ask }) {
       align: "right",
       cell: (row) => html`<span class="row-actions">
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("models", [], { connect: row.name })}
+          aria-label=${`Connect a client to ${row.name}`}>Connect</a>
         <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.name}`}
           onClick=${() => ask(row.name)}>Where to?<//></span>`,
     },

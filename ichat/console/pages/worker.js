@@ -52,9 +52,10 @@ const TABS = [
 /**
  * The page of a worker.
  *
- * @param {{ id: string, tab?: string }} props
+ * @param {{ id: string, query: Record<string, string> }} props
  */
-export default function Worker({ id, tab = "now" }) {
+export default function Worker({ id, query }) {
+  const tab = query.tab ?? "now";
   const summary = useStore((all) => all.workers.find((one) => one.worker_id === id));
   const begun = useStore((all) => all.begun);
   const [details, setDetails] = useState(/** @type {Api.Worker | null} */ (null));
@@ -75,7 +76,7 @@ export default function Worker({ id, tab = "now" }) {
   if (!summary) {
     return html`<${Page} title=${id} back=${back}><${Empty} title="There is no such worker">
       <p>It was stopped, or never was. Its log may still be there.</p><//>
-      <${Card} title="Log"><${Log} id=${id} /><//><//>`;
+      <${Card} title="Log"><${Log} id=${id} place=${["workers", id]} query=${query} /><//><//>`;
   }
   /** @type {Details} */
   const worker = { ...details, ...summary };
@@ -84,8 +85,8 @@ export default function Worker({ id, tab = "now" }) {
     <${State} worker=${worker} />
     <${Tabs} label="What of it" tabs=${TABS} current=${tab}
       onSelect=${(/** @type {string} */ name) => go("workers", [id], { tab: name })} />
-    ${tab === "now" && html`<${Now} worker=${worker} />`}
-    ${tab === "log" && html`<${Card}><${Log} id=${id} /><//>`}
+    ${tab === "now" && html`<${Now} worker=${worker} query=${query} />`}
+    ${tab === "log" && html`<${Card}><${Log} id=${id} place=${["workers", id]} query=${query} /><//>`}
     ${tab === "arguments" && html`<${Arguments} worker=${worker} />`}
   <//>`;
 }
@@ -138,8 +139,8 @@ function whatNext({ managed, origin }) {
     <code>./ichat.pyz reload --restart-failed</code> starts it as it is.`;
 }
 
-/** @param {{ worker: Details }} props */
-function Now({ worker }) {
+/** @param {{ worker: Details, query: Record<string, string> }} props */
+function Now({ worker, query }) {
   const history = useStore((all) => all.history);
   const progress = worker.progress ?? {};
   const series = useMemo(() => {
@@ -172,7 +173,7 @@ function Now({ worker }) {
   ];
   if (isLoading(worker)) {
     return html`<${LoadStory} worker=${worker} />
-      <${Card} title="Log"><${Log} id=${worker.worker_id} /><//>
+      <${Card} title="Log"><${Log} id=${worker.worker_id} place=${["workers", worker.worker_id]} query=${query} /><//>
       <${Card} title="What it is"><${Facts} facts=${facts} /><//>
       <${LastEnd} worker=${worker} />`;
   }

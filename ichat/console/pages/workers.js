@@ -25,7 +25,7 @@ const GROUPS = [
  */
 export default function Workers({ params }) {
   return params.rest.length
-    ? html`<${Worker} id=${params.rest[0]} tab=${params.query.tab} />`
+    ? html`<${Worker} id=${params.rest[0]} query=${params.query} />`
     : html`<${List} find=${params.query.find ?? ""} />`;
 }
 

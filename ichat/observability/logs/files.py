@@ -199,6 +199,10 @@ class LogFiles:
         """Return the file that has the lines of the start before. Raises ValueError for an invalid id."""
         return previous_path(self.directory, _name_of(worker_id))
 
+    def suffixes(self) -> Sequence[str]:
+        """Return the ends of the names of a run's files, the newest first."""
+        return _suffixes(self.settings.files_max)
+
     def open(self, worker_id: str, *, goes_on: bool) -> LogFile:
         """Open a worker's file for a new start, or go on with it. Raises ValueError for an invalid id."""
         bounds = {"bytes_max": self.settings.file_bytes_max, "files_max": self.settings.files_max}

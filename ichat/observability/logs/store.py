@@ -21,8 +21,10 @@ from ichat.observability.logs.follower import TIMES, LogFollower, LogSource, Log
 from ichat.observability.logs.journal import Journal, recover
 from ichat.observability.logs.lines import Line, Wakeup
 from ichat.observability.logs.log_format import has_colours, is_short
+from ichat.observability.logs.page_files import FileBlocks, LogPages
+from ichat.observability.logs.pages import LogPage, PageQuery
 from ichat.observability.logs.pipes import Tee
-from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
+from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream, OwnLines
 from ichat.observability.logs.worker_log import Echo, WorkerLog
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class LogStore:
         self.is_ending = False
         """Whether all streams end: the gateway stops."""
         self._told_full = False
+        self._pages = LogPages(self._files)
+        self._own = OwnLines(settings)
 
     def __repr__(self) -> str:
         return f"<LogStore {self._files.directory}, {len(self._logs)} workers>"
@@ -153,6 +157,23 @@ class LogStore:
         cursor = LogCursor(buffer, tail=query.tail, after=after, follow=query.follow)
         return LogStream(cursor, wakeup, self)
 
+    def stream_own(self, query: LogQuery) -> LogStream:
+        """Return the stream of the gateway's own lines. Raises ApiError 404 for a run before."""
+        if query.previous:
+            raise ApiError(404, "not_found", "Only lines of the gateway's present process are in its memory.")
+        return self._own.stream(query, self)
+
+    async def read_page(self, worker_id: str, query: PageQuery) -> LogPage:
+        """Return a page of a worker's files. Raises ApiError 404 if no lines of the worker are known."""
+        self._find(worker_id, LogQuery(None, follow=True, previous=query.previous, after=None))
+        read = self._pages.read
+        return await trio.to_thread.run_sync(read, worker_id, query, abandon_on_cancel=True, limiter=self._readers)
+
+    def file_blocks(self, worker_id: str, *, previous: bool) -> FileBlocks:
+        """Return the bytes of a run's files, oldest first. Raises ApiError 404 if there are none."""
+        self._find(worker_id, LogQuery(None, follow=True, previous=previous, after=None))
+        return FileBlocks(self._pages.files_of(worker_id, previous=previous), self._readers)
+
     def _find(self, worker_id: str, query: LogQuery) -> tuple[WorkerLog | None, str]:
         """Return the log that has the lines, or None and the file. Raises ApiError 404."""
         worker_log = self._logs.get(worker_id)
@@ -174,12 +195,14 @@ class LogStore:
     def close_streams(self) -> None:
         """Let all streams end after the lines of this moment: the gateway stops."""
         self.is_ending = True
+        self._own.wakeup.notify()
         for worker_log in self._logs.values():
             worker_log.wakeup.notify()
 
     def reconfigure(self, config: Config) -> None:
         """Use these settings for all that begins from now on."""
         self._files.settings = config.logs
+        self._own.bound(config.logs)
         self.changed()
 
     def changed(self) -> None:

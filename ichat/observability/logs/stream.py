@@ -1,6 +1,7 @@
 """Streams of lines for clients: the request, a cursor, and server-sent events until there is no more."""
 
 import json
+import logging
 import re
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,11 @@ import attrs
 import trio
 from typing_extensions import Self
 
+from ichat.config.schema import Logs
 from ichat.errors import bad_request
 from ichat.http import sse
 from ichat.observability.logs.lines import Line, LineBuffer, Wakeup, timestamp
+from ichat.observability.logs.log_format import LineFormatter
 
 BLOCK_LINES_MAX = 256
 """Lines that are sent at a time, before other tasks get their turn."""
@@ -110,6 +113,48 @@ class LogStream:
                 await self._wakeup.wait_notified()
             if waiting.cancelled_caught:
                 return sse.COMMENT
+
+
+class OwnLines(logging.Handler):
+    """Keeps the lines that this process logs, until `close`."""
+
+    def __init__(self, settings: Logs) -> None:
+        """Belongs to a single run of Trio. `ring_lines_max` and `ring_bytes_max` bound the lines."""
+        super().__init__()
+        self._buffer = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max)
+        self.wakeup = Wakeup()
+        self._buffer.changed.add(self.wakeup.notify)
+        self.setFormatter(LineFormatter())
+        self._loggers = [logging.getLogger(), logging.getLogger("ichat")]
+        for logger in self._loggers:
+            logger.addHandler(self)
+
+    def __repr__(self) -> str:
+        return f"<OwnLines {self._buffer!r}>"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; the lines of a traceback are lines of their own."""
+        try:
+            lines = self.format(record).encode(errors="replace").split(b"\n")
+        except (TypeError, ValueError):
+            self.handleError(record)
+        else:
+            self._buffer.append(lines, record.created)
+
+    def bound(self, settings: Logs) -> None:
+        """Use these bounds from the next line on."""
+        self._buffer.bound(settings.ring_lines_max, settings.ring_bytes_max)
+
+    def stream(self, query: "LogQuery", owner: EndsStreams) -> LogStream:
+        """Return the stream for a request; `owner` may end it."""
+        cursor = LogCursor(self._buffer, tail=query.tail, after=query.after, follow=query.follow)
+        return LogStream(cursor, self.wakeup, owner)
+
+    def close(self) -> None:
+        """Keep no further lines."""
+        for logger in self._loggers:
+            logger.removeHandler(self)
+        super().close()
 
 
 def event(line: Line) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 
 from ichat.config import load as configuration
 from ichat.ray.values import RayJob, RayNode, RayRoom
-from ichat.supervisor.ray_jobs import LaunchNames, address_for, entrypoint_of, submission_of, why_pending
+from ichat.supervisor.ray_jobs import LaunchNames, address_for, entrypoint_of, place_on, submission_of, why_pending
 
 WORKER = '[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\non = "ray"\n'
 NAMES = LaunchNames("0123abcd", "m-0", 7)
@@ -60,6 +60,21 @@ def test_the_command_of_a_job_is_quoted():
 def test_the_nodes_reach_the_gateway_where_it_listens(ray, settings, address):
     """If it listens everywhere, by its address on the way to a node."""
     assert address_for(config_of(ray=ray, settings=settings), "127.0.0.1") == address
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_own", "senders", "address"),
+    [
+        ('host = "10.0.0.9"', False, ["10.0.0.7"], "10.0.0.7"),
+        ('host = "10.0.0.9"', True, ["10.0.0.7", "127.0.0.0/8", "::1"], "10.0.0.7"),
+        ("", True, ["10.0.0.7", "127.0.0.0/8", "::1"], ""),
+    ],
+)
+def test_an_order_is_for_the_node_of_its_job(settings, is_own, senders, address):
+    """A node on the gateway's machine may use loopback, as the gateway itself may."""
+    place = place_on(config_of(ray='ports = "20000-20009"', settings=settings), "10.0.0.7", is_own=is_own)
+    assert (place.senders, place.address, place.ports) == (senders, address, "20000-20009")
+    assert place.ends_with_parent
 
 
 NODES = [node("1", 0), node("2", 4, kind="A100", zone="a"), node("3", 2, kind="L4", zone="b")]

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from ichat.config import load as configuration
-from ichat.fleet.orders import Orders
+from ichat.fleet.orders import OrderPlace, Orders
 from ichat.listeners import Listeners
 from ichat.protocol.orders import LaunchEnd
 from ichat.ray.api import RayRefused, RayUnknown
@@ -66,9 +66,13 @@ class OrdersInMemory:
     def __init__(self):
         self.orders, self.changed, self.reported = Orders(), Listeners(), Listeners()
 
-    async def make_managed(self, worker_id, spec, valid_s):
-        self.orders, order, code = self.orders.with_new(worker_id, {}, trio.current_time(), valid_s, is_managed=True)
+    async def make_managed(self, worker_id, spec, valid_s, place):
+        now = trio.current_time()
+        self.orders, order, code = self.orders.with_new(worker_id, {}, now, valid_s, place, is_managed=True)
         return order, code
+
+    async def set_place(self, launch, place):
+        self.use(self.orders.with_changed(attrs.evolve(self.orders.by_launch[launch], place=place)))
 
     async def ask_to_end(self, order):
         self.use(self.orders.with_changed(attrs.evolve(order, end_at=trio.current_time())))
@@ -99,6 +103,10 @@ class Cluster:
 
     async def why_pending(self, spec, job):
         return f"{job.message} ({spec.gpus} GPU)"
+
+    async def place_of(self, order, node_id):
+        await self.api._answer("place")
+        return OrderPlace(senders=["10.0.0.7"])
 
     async def tidy(self, worker_id, job_id):
         self.tidied.append(job_id)
@@ -139,6 +147,17 @@ async def test_a_job_is_submitted_once_and_claimed(autojump_clock, launch, clust
     assert cluster.api.submitted == ["owner-m-0-1"]
 
 
+async def test_only_the_node_of_a_job_gets_its_order(autojump_clock, launch, cluster):
+    """No machine does before the job runs."""
+    await trio.sleep(5)
+    assert cluster.order.fate("start", "10.0.0.7", trio.current_time()) == "early"
+    cluster.api.status = "RUNNING"
+    await trio.sleep(3)
+    assert launch.waits_for == "Its guard begins on a node of Ray."
+    assert cluster.order.fate("start", "10.0.0.8", trio.current_time()) == "elsewhere"
+    assert cluster.order.fate("start", "10.0.0.7", trio.current_time()) == "first"
+
+
 @pytest.mark.parametrize("lost", ["taken", "dropped"])
 async def test_a_submission_without_an_answer_is_never_repeated(autojump_clock, launch, cluster, lost):
     """Ray is asked for the job instead; it counts as lost only when Ray still does not know it later."""
@@ -169,7 +188,7 @@ async def test_a_long_wait_is_no_failure_and_its_code_is_dead(autojump_clock, la
     await trio.sleep(10)
     assert launch.had_no_place
     assert launch.reported_end.why == "had no place on Ray within 600 s"
-    assert cluster.order.fate("start", trio.current_time()) == "late"
+    assert cluster.order.fate("start", "10.0.0.7", trio.current_time()) == "late"
     assert "stop" not in cluster.api.calls
 
 
