@@ -93,8 +93,13 @@ def _with_relays(request, monkeypatch):
         monkeypatch.setattr(gateway, "run", run_with_relays)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of each folder as what they are; with relays, keep the part that is wanted."""
+    """Mark the tests of each folder as what they are; with relays, keep the part that is wanted.
+
+    Tests that break a deployment or a cluster are the last, before pytest brings the tests of each together.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("breaks") is not None)
     for item in items:
         mark = MARKERS.get(item.path.relative_to(TESTS).parts[0])
         if mark:

@@ -31,10 +31,11 @@ from ichat.doctor.gateway import (
 )
 from ichat.doctor.machine import find_gpus_and_holders, find_in_machine, read_machine_facts, read_memory
 from ichat.doctor.network import find_in_network, read_routes, read_ways_to_workers
-from ichat.doctor.ray import find_in_ray, no_token, read_ray_facts
+from ichat.doctor.ray import examine_ray
+from ichat.doctor.ray_nodes import DEEP_S, END_S
 from ichat.doctor.settings import find_in_settings, read_configuration, read_place
 from ichat.doctor.workers import ask_for_flags, find_in_workers, read_worker_facts
-from ichat.errors import EXIT_INTERRUPTED, Exit
+from ichat.errors import EXIT_INTERRUPTED
 from ichat.fleet.registered_servers import server_ids
 from ichat.hardware.gpus import Gpu
 from ichat.preflight.facts import VISIBLE, gpus_for
@@ -54,7 +55,9 @@ FLAGS_S = 30.0
 """Additional time for the managed workers, in seconds, if an engine's flags are not known yet: it is asked once."""
 LAST_S = 0.5
 """The time that a part has, at its end, to report known and unknown facts, in seconds."""
-_WORKERS = "Managed workers"
+_WORKERS, _RAY = "Managed workers", "Ray"
+_MORE_S = {_WORKERS: FLAGS_S + READ_S, _RAY: DEEP_S + 2 * END_S}
+"""Parts that may last longer, and by how much."""
 EXIT_PROBLEMS = 1
 
 Part = Callable[[], Awaitable[list[Finding]]]
@@ -70,6 +73,9 @@ def parser() -> CommandLineParser:
         allow_abbrev=False,
     )
     add_flags(usage)
+    usage.add_argument(
+        "--deep", action="store_true", help=f"also run a small job on each node of [ray], for up to {DEEP_S:g} s"
+    )
     return usage
 
 
@@ -91,7 +97,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         with catch({KeyboardInterrupt: interrupts.append}):
             raise_interrupts()
-            groups = trio.run(partial(examine, args.config, lambda: open_api(args), asks_gateway=asks))
+            groups = trio.run(
+                partial(examine, args.config, lambda: open_api(args), asks_gateway=asks, is_deep=args.deep)
+            )
     finally:
         kill(set(descendants(os.getpid())).difference(before))  # interpreters that have not answered
     if interrupts:
@@ -106,11 +114,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def examine(
-    path: str | None, make_api: Callable[[], Api], *, asks_gateway: bool = False, within_s: float = EXAMINE_S
+    path: str | None,
+    make_api: Callable[[], Api],
+    *,
+    asks_gateway: bool = False,
+    is_deep: bool = False,
+    within_s: float = EXAMINE_S,
 ) -> list[FindingGroup]:
     """Return all findings for this configuration; None: for the defaults.
 
     If a gateway has this state directory, it is asked for its workers; with `asks_gateway` it is asked in any case.
+    With `is_deep`, jobs examine the nodes of `[ray]`.
     """
     ends_at = trio.current_time() + within_s
     config, findings = None, [Finding("error", "file", f"{path} could not be read within {FIRST_S:g} s.")]
@@ -129,7 +143,7 @@ async def examine(
             "Engines": partial(_examine_engines, config, first, ends_at - LAST_S),
             _WORKERS: partial(_examine_workers, config, first, ends_at - LAST_S),
             "Gateway": partial(_examine_gateway, first, config, make_api, ends_at - LAST_S, asks_gateway=asks_gateway),
-            "Ray": partial(_examine_ray, config, ends_at - LAST_S),
+            _RAY: partial(examine_ray, config, ends_at - LAST_S, is_deep=is_deep),
             "External routes": partial(_examine_routes, config, ends_at - LAST_S),
         }
     elif known is not None:
@@ -149,7 +163,7 @@ async def _gather(parts: Mapping[str, Part], groups: dict[str, list[Finding]], e
         def fail(error: BaseExceptionGroup[Any]) -> None:
             groups[title] = [Finding("warning", "part", f"This part could not be examined ({_leaf_of(error)}).")]
 
-        ends = ends_at + (FLAGS_S + READ_S if title == _WORKERS else 0)
+        ends = ends_at + _MORE_S.get(title, 0.0)
         with trio.move_on_at(ends), catch({(OSError, ValueError, psutil.Error): fail}):
             groups[title] = await part()
 
@@ -269,15 +283,6 @@ async def _examine_gateway_of_refused(
     if first.gateway is None or first.gateway.pid is None:
         return []
     return await _examine_gateway(first, config, make_api, ends_at, asks_gateway=True)
-
-
-async def _examine_ray(config: Config, ends_at: float) -> list[Finding]:
-    if config.ray.address is None:
-        return []
-    try:
-        return find_in_ray(config, await read_ray_facts(config, ends_at))
-    except Exit as exit_:
-        return [no_token(exit_, config.ray.token_env)]
 
 
 async def _examine_routes(config: Config, ends_at: float) -> list[Finding]:

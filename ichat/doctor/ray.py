@@ -8,6 +8,7 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
+from ichat.doctor.ray_nodes import find_from_within
 from ichat.errors import Exit
 from ichat.hardware.machines import own_addresses
 from ichat.http import client
@@ -42,11 +43,9 @@ class RayFacts:
     """The addresses of this machine."""
 
 
-async def read_ray_facts(config: Config, ends_at: float) -> RayFacts:
-    """Ask the cluster of `[ray]`; facts that are unknown at `ends_at` are missing. Raises Exit without its token."""
-    assert config.ray.address is not None
+async def read_ray_facts(api: RayApi, ends_at: float) -> RayFacts:
+    """Ask the cluster of `[ray]`; facts that are unknown at `ends_at` are missing."""
     facts = RayFacts(why="no answer in time", own=own_addresses())
-    api = RayApi(config.ray.address, ray_token(config.ray))
     with trio.move_on_at(ends_at):
         try:
             facts = attrs.evolve(facts, version=await api.version(), why="")
@@ -54,7 +53,7 @@ async def read_ray_facts(config: Config, ends_at: float) -> RayFacts:
             return attrs.evolve(facts, why=str(unknown))
         except RayRefused as refused:
             return attrs.evolve(facts, why=str(refused), refusal=refused.status)
-        facts = attrs.evolve(facts, is_open=await _is_open(RayApi(config.ray.address)))
+        facts = attrs.evolve(facts, is_open=await _is_open(RayApi(api.address)))
         facts = attrs.evolve(facts, cluster=await read_cluster(api))
         mute = dict.fromkeys([node.id for node in facts.cluster.nodes], "no answer in time")
         facts = attrs.evolve(facts, mute=mute)
@@ -87,9 +86,17 @@ def find_in_ray(config: Config, facts: RayFacts) -> list[Finding]:
     return [*found, *_check_logs(facts), *_check_shared_addresses(facts.cluster), *_check_books(config, facts)]
 
 
-def no_token(exit_: Exit, variable: str | None) -> Finding:
-    """Return the finding that the environment has no token for the cluster."""
-    return Finding("error", "token", str(exit_), f"export {variable}=…")
+async def examine_ray(config: Config, ends_at: float, *, is_deep: bool = False) -> list[Finding]:
+    """Examine the cluster of `[ray]`, if there is any; with `is_deep`, by jobs on its nodes too, for DEEP_S more."""
+    if config.ray.address is None:
+        return []
+    try:
+        api = RayApi(config.ray.address, ray_token(config.ray))
+    except Exit as exit_:
+        return [Finding("error", "token", str(exit_), f"export {config.ray.token_env}=…")]
+    facts = await read_ray_facts(api, ends_at)
+    within = await find_from_within(config, api, facts.cluster.nodes) if is_deep else []
+    return [*find_in_ray(config, facts), *within]
 
 
 def _why_unknown(config: Config, facts: RayFacts) -> Finding:

@@ -110,6 +110,12 @@ class RayNode:
         """How many GPUs Ray may give away there."""
         return self.total.get("GPU", 0.0)
 
+    def has_labels(self, wanted: Mapping[str, str | Sequence[str]]) -> bool:
+        """Return whether each label has the wanted value, or a value of the wanted list."""
+        return all(
+            self.labels.get(name) in ([value] if isinstance(value, str) else value) for name, value in wanted.items()
+        )
+
 
 @attrs.frozen
 class RayGpu:

@@ -96,6 +96,14 @@ async def test_a_job_without_gpus_has_no_variable_of_devices(api):
     assert "devices=unset" in output
 
 
+async def test_a_job_that_is_over_can_be_deleted(api):
+    """Ray forgets it then."""
+    await api.submit(RaySubmission("over", "true", gpus=1.5))  # fails at once
+    await end_of(api, "over")
+    await api.delete("over")
+    assert await api.job("over") is None
+
+
 async def test_two_jobs_with_half_a_gpu_share_it(api):
     """Both see one GPU, and the same one."""
     shown = []
@@ -192,12 +200,6 @@ async def test_a_job_that_ray_does_not_have_is_no_error(api):
     await api.delete("nowhere")
 
 
-async def test_a_job_that_is_over_can_be_deleted(api):
-    await run(api, RaySubmission("over", "true"))
-    await api.delete("over")
-    assert await api.job("over") is None
-
-
 async def test_lines_of_an_unknown_file_are_not_known(api):
     node = next(iter(await api.nodes()))
     with pytest.raises(RayUnknown, match="500 A file is not found"):
@@ -214,10 +216,11 @@ async def test_a_wrong_token_of_ray_is_refused(fragile_cluster, token, status):
         assert "Traceback" not in str(refused.value)
 
 
+@pytest.mark.breaks
 async def test_parts_of_ray_that_end_are_known_or_not_known(token_api, fragile_cluster):
     """A node without its raylet is dead, with a reason. Without the head's store, and without a dashboard, nothing is known."""
     await token_api.version()
-    await run(token_api, RaySubmission("before", "true"))
+    assert await token_api.job("before") is None
     node = next(one for one in await token_api.nodes() if not one.is_head)
     assert fragile_cluster.kill("raylet", node.id) == 1
     dead = await until(token_api.nodes, lambda nodes: [one for one in nodes if one.id == node.id and not one.is_alive])

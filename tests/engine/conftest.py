@@ -11,12 +11,6 @@ from support.leaving_site import Place
 from support.real_engines import ENGINES, LOAD_S, MODELS, Deployment, Room, worker_table
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Put what breaks a deployment last, before pytest brings the tests of each deployment together."""
-    items.sort(key=lambda item: item.get_closest_marker("breaks") is not None)
-
-
 @pytest.fixture(scope="session")
 def room():
     """Memory for engines: `room.make(2)` ends deployments if there is not enough for two more."""

@@ -100,12 +100,16 @@ def main(directory, nodes, gpus):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which close the pipe
+    has_started = False
     try:
         print(json.dumps(start(directory, nodes, gpus)), flush=True)
+        has_started = True
         threading.Thread(target=reap, daemon=True).start()
         sys.stdin.read()
     finally:
         end_all()
+        if has_started:  # otherwise the tests show its log
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def start(directory, nodes, gpus):
