@@ -23,6 +23,8 @@ from ichat.errors import EXIT_INTERRUPTED, Exit
 from ichat.program import as_typed_here
 
 RELOAD_S = 300.0
+HEALTH_S = 5.0
+"""The longest wait for the answer of `health`: a container's runtime asks again, and kills what waits."""
 _HELP_COLUMNS = 37
 """Where the texts of `help_of` begin."""
 
@@ -129,6 +131,12 @@ _worker = _shown(
 )
 
 
+_health = _shown(
+    lambda api, _args: api.call("GET", "/health", answer_s=HEALTH_S),
+    lambda screen, value, _args: screen.line(str(value.get("status"))),
+)
+
+
 def _workers(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return (_all_workers if args.worker_id is None else _worker)(api, screen, args)
 
@@ -207,6 +215,7 @@ _TABLE = (
     Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),
     Command("scale MODEL MIN [MAX]", "change the number of its copies", copies.add_scale_flags, copies.scale),
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
+    Command("health", "whether the gateway answers, as its exit code", _no_flags, _health),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
     Command(
@@ -249,7 +258,6 @@ STRANGERS = {
     "show": "worker-show",
     "create": "launch or keys make",
     "delete": "stop or keys withdraw",
-    "version": "--version",
 }
 """Words of other programs, and the commands here that do the same."""
 
