@@ -26,7 +26,8 @@ from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE, ApiError, Exit
 from ichat.fleet.registered_servers import id_for
 from ichat.placement.learnt import LearntMemories
-from ichat.placement.place import NoPlace, PlaceableGpu, Wish
+from ichat.placement.place import NoPlace, Wish
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.facts import VISIBLE, gpus_for
 from ichat.preflight.obstacles import gib
 from ichat.preflight.placing import place_tables, read_wish, unbooked

@@ -10,12 +10,13 @@ the fastest GPU first: workers therefore get ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
 import contextlib
 import ctypes
 import importlib
+import itertools
 import os
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -37,7 +38,10 @@ _DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 """Files that exist if NVIDIA's driver is loaded; the last is for Linux on Windows."""
 _OTHERS = ("/dev/kfd", "/dev/davinci_manager", "/dev/accel")
 """Files that exist with AMD's driver, Ascend's, or that of another accelerator."""
-_VENDORS = "sys/bus/pci/devices/*/vendor"
+_PCI = "sys/bus/pci/devices"
+_VENDORS = f"{_PCI}/*/vendor"
+_P2P_NVLINK, _P2P_OK = 2, 0
+"""NVML's numbers for a connection by NVLink, and for the answer that it exists."""
 _NVIDIA = "0x10de"
 _USUAL_ERRORS = (3, 4, 13)
 """Not supported, no permission, function not found: such a value is not known, and the GPU is well."""
@@ -77,6 +81,10 @@ class Gpu:
     """Whether it is divided into instances (MIG), each of which has memory of its own."""
     failure: str = ""
     """Why it does not answer; empty where it does."""
+    node: int | None = None
+    """The NUMA node that it is attached to."""
+    island: int | None = None
+    """The lowest number of the GPUs that NVLink connects it with, itself included; None: with none."""
 
 
 class GpuReader:
@@ -88,6 +96,8 @@ class GpuReader:
     def __init__(self, read_s: float = READ_S, find_s: float = FIND_S) -> None:
         self._read_s, self._find_s = read_s, find_s
         self._turn = threading.Lock()
+        self._islands: tuple[Sequence[str], Mapping[str, int]] = (), {}
+        """The newest GPUs by their UUIDs, and the islands of those that NVLink connects: read once."""
 
     def __repr__(self) -> str:
         return f"<GpuReader{', reading' if self._turn.locked() else ''}>"
@@ -104,7 +114,16 @@ class GpuReader:
         Each GPU that the driver counts is in the list, with its `failure` where it does not answer. A single call into
         a driver that hangs cannot be ended: a caller on an event loop uses `find`.
         """
-        return self._in_turn(_Driver.read)
+        return self._in_turn(self._read)
+
+    def _read(self, driver: "_Driver") -> list[Gpu] | None:
+        found = driver.read()
+        uuids = [gpu.uuid for gpu in found or ()]
+        if found is None or len(uuids) < 2 or not all(uuids):
+            return found
+        if self._islands[0] != uuids:
+            self._islands = uuids, {uuids[index]: island for index, island in driver.read_islands(len(uuids)).items()}
+        return [attrs.evolve(gpu, island=self._islands[1].get(gpu.uuid)) for gpu in found]
 
     def read_versions(self) -> tuple[str, tuple[int, int]] | None:
         """Return the driver's version, and the newest CUDA that it can run; None where NVML does not report both."""
@@ -178,6 +197,16 @@ class _Driver:
             return None
         return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
 
+    def read_islands(self, count: int) -> dict[int, int]:
+        """Return the island of each GPU that NVLink connects with another, by their numbers."""
+        handles = [handle for handle, *_ in self._handles(count)]
+        islands = list(range(count))
+        for first, second in itertools.combinations(range(count), 2):
+            if self._ask("nvmlDeviceGetP2PStatus", handles[first], handles[second], _P2P_NVLINK) == _P2P_OK:
+                old, new = sorted((islands[first], islands[second]), reverse=True)
+                islands = [new if island == old else island for island in islands]
+        return {index: island for index, island in enumerate(islands) if islands.count(island) > 1}
+
     def read_versions(self) -> tuple[str, tuple[int, int]] | None:
         """Return the version of the driver, and that of CUDA."""
         version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
@@ -194,25 +223,24 @@ class _Driver:
                 self._why = str(error) or type(error).__name__
             return None
 
-    def _handles(self, count: int) -> list[tuple[Any, str]]:
-        """Return each handle, or why there is none.
+    def _handles(self, count: int) -> list[tuple[Any, str, Any]]:
+        """Return each handle, or why there is none, with its place on the PCI bus.
 
         They are sorted by the PCI bus if all of them answer: NVML promises no order, though it has that order.
         """
-        found: list[tuple[Any, str]] = []
-        places: list[Any] = []
+        found: list[tuple[Any, str, Any]] = []
         for index in range(count):
             self._why = ""
             handle = self._ask("nvmlDeviceGetHandleByIndex", index)
-            found.append((handle, self._why))
-            places.append(None if handle is None else self._ask("nvmlDeviceGetPciInfo", handle))
+            why = self._why
+            found.append((handle, why, None if handle is None else self._ask("nvmlDeviceGetPciInfo", handle)))
         try:
-            keys = [(place.domain, place.bus, place.device) for place in places]
+            keys = [(place.domain, place.bus, place.device) for *_, place in found]
             return [found[index] for index in sorted(range(count), key=lambda index: keys[index])]
         except (AttributeError, TypeError):
             return found
 
-    def _gpu(self, index: int, handle: Any, why: str) -> Gpu:
+    def _gpu(self, index: int, handle: Any, why: str, place: Any) -> Gpu:
         if handle is None:
             return Gpu(index, failure=why or "the driver gives no access to it")
         self._why = ""
@@ -231,6 +259,7 @@ class _Driver:
             processes=self._processes(handle),
             is_split=isinstance(mode, Sequence) and mode[:1] == [1],
             failure=self._why,
+            node=node_at(place),
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
@@ -244,6 +273,16 @@ class _Driver:
                     found[pid] = max(found.get(pid) or 0, memory or 0) or memory
         largest = sorted(found, key=lambda pid: (-(found[pid] or 0), pid))
         return tuple(GpuProcess(pid, found[pid], _program(pid)) for pid in largest[:PROCESSES_MAX])
+
+
+def node_at(place: Any, root: str = "/") -> int | None:
+    """Return the NUMA node of a place on the PCI bus; None: not known, or there is a single node."""
+    try:
+        address = f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
+        node = int(pathlib.Path(root, _PCI, address, "numa_node").read_text())
+    except (AttributeError, TypeError, ValueError, OSError):
+        return None
+    return node if node >= 0 else None
 
 
 def _program(pid: int) -> str:

@@ -18,6 +18,7 @@ from ichat.config.engine_args import USABLE
 from ichat.placement.estimate import GIB, Estimate, estimate, refusal_of_sharing, tensor_sizes_of
 from ichat.placement.learnt import LearntMemories, LearntMemory, LoadCircumstances
 from ichat.placement.model_shape import ModelShape
+from ichat.placement.placeable_gpus import PlaceableGpu, kinds_of, near
 from ichat.placement.settings import Settings
 from ichat.placement.weights import WeightSums
 
@@ -29,28 +30,6 @@ _ROUNDING = 1e-9
 
 Held = Mapping[str, Mapping[int, float]]
 """The claims of other workers, by their ids: the share of each GPU, by its number. `inf`: it is theirs alone."""
-
-
-@frozen
-class PlaceableGpu:
-    """A GPU of this machine; None: not known."""
-
-    number: int
-    """As nvidia-smi counts."""
-    kind: str = ""
-    memory_bytes: int | None = None
-    used_bytes: int | None = None
-    others_bytes: int = 0
-    """Held by processes that are no workers of this gateway, as far as they are seen."""
-    trouble: str = ""
-    """Why it cannot be used, in a clause after its name; empty if it can."""
-
-    @property
-    def free_bytes(self) -> int | None:
-        """The free memory now."""
-        if self.memory_bytes is None or self.used_bytes is None:
-            return None
-        return max(0, self.memory_bytes - self.used_bytes)
 
 
 @frozen
@@ -228,13 +207,24 @@ def _order_of_share(wish: Wish, gpu: PlaceableGpu, held: Held) -> tuple[bool, bo
 def _whole(wish: Wish, usable: Sequence[PlaceableGpu]) -> Iterator[Placement]:
     groups = [
         (_order_of(wish, members, count), count, members)
-        for members in _kinds_of(usable).values()
+        for members in kinds_of(usable).values()
         for count in wish.counts(members[0])
     ]
     for _, count, members in sorted(groups, key=lambda group: group[0]):
-        numbers = sorted((gpu.number for gpu in members), key=lambda number: (number not in wish.before, number))
-        for chosen in itertools.combinations(numbers, count):
-            yield Placement(tuple(sorted(chosen)))
+        seen: set[Sequence[int]] = set()
+        for numbers in (_had(wish, members, count), *near(members, count), [gpu.number for gpu in members]):
+            in_order = sorted(numbers, key=lambda number: (number not in wish.before, number))
+            for chosen in itertools.combinations(in_order, count):
+                gpu_ids = tuple(sorted(chosen))
+                if gpu_ids not in seen:
+                    seen.add(gpu_ids)
+                    yield Placement(gpu_ids)
+
+
+def _had(wish: Wish, members: Sequence[PlaceableGpu], count: int) -> Sequence[int]:
+    """Return the GPUs that a worker had last, if there are as many as it gets."""
+    numbers = [gpu.number for gpu in members if gpu.number in wish.before]
+    return numbers if len(numbers) == count else ()
 
 
 def _order_of(wish: Wish, members: Sequence[PlaceableGpu], count: int) -> tuple[int, ...]:
@@ -246,13 +236,6 @@ def _order_of(wish: Wish, members: Sequence[PlaceableGpu], count: int) -> tuple[
     size = members[0].memory_bytes or 0
     size = size if size and wish.need_on(count, members[0]) is not None else 0
     return count, -had, size, min(gpu.number for gpu in members)
-
-
-def _kinds_of(gpus: Sequence[PlaceableGpu]) -> dict[tuple[str, int | None], list[PlaceableGpu]]:
-    found: dict[tuple[str, int | None], list[PlaceableGpu]] = {}
-    for gpu in gpus:
-        found.setdefault((gpu.kind, gpu.memory_bytes), []).append(gpu)
-    return found
 
 
 def _holders_of(gpu: PlaceableGpu, held: Held) -> dict[str, float]:
@@ -366,7 +349,7 @@ def _change_that_helps(wish: Wish, gpus: Sequence[PlaceableGpu]) -> str:
     if not isinstance(wish.gpus, int):
         return ""
     fitting = [gpu for gpu in gpus if not _why_not(wish, gpu, {})]
-    most = max(map(len, _kinds_of(fitting).values()), default=0)
+    most = max(map(len, kinds_of(fitting).values()), default=0)
     if most:
         return f"This machine has at most {most} of the same kind: lower gpus."
     if wish.figures is None or wish.memory_bytes is not None:

@@ -14,7 +14,8 @@ from ichat.hardware.gpus import Gpu
 from ichat.placement.estimate import GIB
 from ichat.placement.learnt import LoadCircumstances
 from ichat.placement.model_shape import UnknownShape
-from ichat.placement.place import Held, ModelFigures, NoPlace, PlaceableGpu, Placement, Wish, place
+from ichat.placement.place import Held, ModelFigures, NoPlace, Placement, Wish, place
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.placement.settings import settings_of
 from ichat.placement.weights import DamagedFile
 from ichat.preflight.claims import claims_of
@@ -85,7 +86,9 @@ def _placeable(gpu: Gpu, visible: str | None, is_ours: Callable[[int], bool]) ->
     if gpu.failure and gpu.memory_total_bytes is None:
         trouble = f"does not answer ({gpu.failure})"
     others = sum(one.memory_bytes or 0 for one in gpu.processes if one.program and not is_ours(one.pid))
-    return PlaceableGpu(gpu.index, gpu.name, gpu.memory_total_bytes, gpu.memory_used_bytes, others, trouble)
+    return PlaceableGpu(
+        gpu.index, gpu.name, gpu.memory_total_bytes, gpu.memory_used_bytes, others, trouble, gpu.node, gpu.island
+    )
 
 
 def held_by(tables: Mapping[str, ManagedWorkerConfig]) -> Held:

@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 from ichat.config.engine_args import has_share
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.placement.place import Held, NoPlace, PlaceableGpu, Placement, Wish, place, places
+from ichat.placement.place import Held, NoPlace, Placement, Wish, place, places
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.claims import Claims, claims_of, do_share_gpu
 from ichat.preflight.placing import held_by, placed
 from ichat.protocol.load_story import MAKING_ROOM

@@ -14,7 +14,8 @@ import trio
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.observability.logs.store import LogStore
-from ichat.placement.place import PlaceableGpu, Wish
+from ichat.placement.place import Wish
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.facts import Facts
 from ichat.supervisor.kept import Start
 from ichat.supervisor.state import SavedManagedWorker

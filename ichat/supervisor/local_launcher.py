@@ -15,7 +15,8 @@ from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.observability.logs.journal import JOURNAL
 from ichat.observability.logs.pipes import OUTPUT
 from ichat.observability.logs.store import LogStore
-from ichat.placement.place import PlaceableGpu, Wish
+from ichat.placement.place import Wish
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.facts import Facts, KnownPythons, collect_facts, gpus_for
 from ichat.preflight.placing import placeable, read_wish
 from ichat.supervisor import processes

@@ -23,7 +23,7 @@ from support.programs import LIMIT_S
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
-from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader
+from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader, node_at
 from ichat.preflight.facts import Facts, Holder, KnownPythons, collect_facts, read_facts
 from ichat.preflight.obstacles import obstacles_of
 
@@ -63,6 +63,35 @@ def test_numbers_are_in_the_order_of_the_pci_bus(machine):
     """Whatever the order in which NVML tells of them, 0 is the one that CUDA calls 0 by PCI_BUS_ID."""
     machine(buses=(0x81, 0x01, 0x41))
     assert [(gpu.index, gpu.uuid) for gpu in GpuReader().read()] == [(0, "GPU-1"), (1, "GPU-65"), (2, "GPU-129")]
+
+
+def test_gpus_that_nvlink_connects_are_an_island(machine):
+    """Each GPU has the lowest number of its island; the driver is asked once, and again for other GPUs."""
+    asked = []
+
+    def linked():
+        asked.append(1)
+        return 0
+
+    name = "nvmlDeviceGetP2PStatus"
+    nvml = machine(buses=(1, 2, 3, 4), instead={(name, 1, 3, 2): linked, (name, 0, 1, 2): 5})
+    reader = GpuReader()
+    assert [[gpu.island for gpu in reader.read()] for _ in range(2)] == [[None, 1, None, 1]] * 2
+    assert len(asked) == 1
+    nvml.buses = (1, 2, 3, 5)
+    assert [gpu.island for gpu in reader.read()] == [None, 1, None, 1]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("", None), (None, None)])
+def test_the_node_of_a_gpu_is_that_of_its_place(tmp_path, text, node):
+    """A machine with a single node may say -1; elsewhere than on Linux there is no file."""
+    directory = tmp_path / "sys/bus/pci/devices/0000:41:00.0"
+    directory.mkdir(parents=True)
+    if text is not None:
+        (directory / "numa_node").write_text(text)
+    place = types.SimpleNamespace(domain=0, bus=0x41, device=0)
+    assert [node_at(one, str(tmp_path)) for one in (place, None)] == [node, None]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Nvml(types.ModuleType):
             case "nvmlDeviceGetHandleByIndex":
                 return args[0]
             case "nvmlDeviceGetPciInfo":
-                return types.SimpleNamespace(domain=0, bus=bus, device=0)
+                return types.SimpleNamespace(domain=0xFFFF, bus=bus, device=0)
             case "nvmlDeviceGetMemoryInfo":
                 return types.SimpleNamespace(total=80 * GIB, used=30 * GIB, free=50 * GIB)
             case "nvmlDeviceGetUtilizationRates":

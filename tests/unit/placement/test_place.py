@@ -11,7 +11,8 @@ from ichat.config.engine_args import USABLE
 from ichat.placement.estimate import GIB
 from ichat.placement.learnt import LearntMemories, LearntMemory, LoadCircumstances, cache_flags_of, key_of
 from ichat.placement.model_shape import read_shape
-from ichat.placement.place import EVERY_GPU, ModelFigures, NoPlace, PlaceableGpu, Placement, Wish, place, places
+from ichat.placement.place import EVERY_GPU, ModelFigures, NoPlace, Placement, Wish, place, places
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.placement.settings import Settings
 from ichat.placement.weights import implied_tensors, sum_weights
 from tests.unit.placement.test_estimate import LLAMA_8B, LLAMA_70B
@@ -60,6 +61,23 @@ def test_gpus_of_a_worker_are_of_the_same_kind():
     assert place(wish(2, memory_bytes=21 * GIB), mixed, {}) == Placement((0, 2))
     assert "needs 3 GPUs of the same kind" in why(wish(3), mixed)
     assert why(wish(3), mixed).endswith("This machine has at most 2 of the same kind: lower gpus.")
+
+
+def test_gpus_near_each_other_are_preferred():
+    """The GPUs that it had, then an island of NVLink, then a NUMA node, the smallest that is enough; else any GPUs."""
+    nodes = [gpu(n, node=n // 2) for n in range(6)]
+    first = {"a": ALONE}
+    assert place(wish(2), nodes, first) == Placement((2, 3))
+    assert place(wish(2, before=[1, 2]), nodes, first) == Placement((1, 2))
+    assert place(wish(1), nodes, first) == Placement((1,))
+    assert place(wish(3), nodes, first) == Placement((1, 2, 3))
+    linked = [attrs.evolve(one, island=1 if one.number in (1, 4, 5) else None) for one in nodes]
+    assert place(wish(2), linked, {}) == Placement((4, 5))
+    assert place(wish(3), linked, {}) == Placement((1, 4, 5))
+    larger = [gpu(n, node=int(n > 2)) for n in range(5)]
+    assert place(wish(2), larger, {}) == Placement((3, 4))
+    assert {one.gpu_ids for one in places(wish(2), nodes, {})} == set(itertools.combinations(range(6), 2))
+    assert len(places(wish(2), nodes, {})) == 15
 
 
 def test_a_share_fills_the_fullest_gpu():
@@ -200,6 +218,8 @@ def random_machine(rng):
             gpu(number, *rng.choice(kinds)),
             trouble=rng.choice(["", "", "", "", "fails"]),
             others_bytes=rng.choice([0, 0, 0, GIB // 2, 12 * GIB]),
+            node=rng.choice([None, 0, 1]),
+            island=rng.choice([None, 0, 2]),
         )
         for number in range(rng.randint(1, 4))
     ]

@@ -8,7 +8,8 @@ from ichat.config.engine_args import arguments_of
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.observability.logs.lines import Line
 from ichat.placement.estimate import GIB
-from ichat.placement.place import PlaceableGpu, Wish
+from ichat.placement.place import Wish
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.routing.availability import NotReady
 from ichat.supervisor.books import REREAD_S, Books, objection_to
 from ichat.supervisor.local_launcher import LocalLauncher

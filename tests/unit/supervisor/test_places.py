@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from ichat.placement.estimate import GIB
-from ichat.placement.place import PlaceableGpu
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.claims import Claims
 from ichat.routing.queue import Demand
 from ichat.supervisor.swaps import SwapAction, SwapCandidate, decide

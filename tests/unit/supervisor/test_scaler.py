@@ -7,7 +7,7 @@ from support.gateway_lives import World, config_of, spec_of
 from ichat.config.replicas import Replicas, Scale
 from ichat.errors import ApiError
 from ichat.placement.estimate import GIB
-from ichat.placement.place import PlaceableGpu
+from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.routing.request import RoutingRequest
 
 SETTINGS = Scale(up_s=10, down_s=60)
