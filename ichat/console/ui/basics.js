@@ -94,6 +94,7 @@ const STATES = {
   following: "ok",
   cold: "idle",
   asleep: "idle",
+  stopped: "idle",
   stale: "warn",
   draining: "busy",
   ending: "busy",
