@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ichat import __version__
 from ichat.errors import EXIT_INTERRUPTED, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.program import as_typed_here, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ def _run(argv: list[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(_help(), end="")
         return 0
-    if command in ("-V", "--version", "version"):
+    if command in ("-V", "--version"):
         print(f"ichat {__version__}")
         return 0
     if command in ROLES:
@@ -99,7 +100,7 @@ def _help() -> str:
     from ichat.cli import commands as terminal
 
     roles = terminal.help_of((one.form, one.help) for one in ROLES.values()).lstrip()
-    return (
+    return as_typed_here(
         f"usage: {roles}\ncommands to a running gateway:\n{terminal.HELP}\n"
         "       ichat.pyz COMMAND --help             the flags of each\n       ichat.pyz --version\n"
     )
@@ -157,28 +158,6 @@ def _key_parser() -> "CommandLineParser":
 
     usage = CommandLineParser(prog="ichat.pyz key", description="Make a key, and print the configuration for it.")
     usage.add_argument("name", metavar="NAME", nargs="?", default="someone", help="the key's name in logs and limits")
-    return usage
-
-
-def _config(argv: list[str]) -> int:
-    """Print the configuration's schema, for editors."""
-    import json
-
-    _config_parser().parse_args(argv)
-    from ichat.admin.config_schema import config_schema
-
-    print(json.dumps(config_schema(), indent=2))
-    return 0
-
-
-def _config_parser() -> "CommandLineParser":
-    from ichat.config.command_line import CommandLineParser
-
-    usage = CommandLineParser(
-        prog="ichat.pyz config",
-        description="Print the configuration as JSON schema (2020-12), by which editors check and complete the file.",
-    )
-    usage.add_argument("what", metavar="WHAT", choices=("schema",), help="schema")
     return usage
 
 
@@ -316,7 +295,7 @@ def _engine_first() -> None:
     Raises Exit 69 if any of them is too old.
     """
     bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.path.basename(bundle) != "site-packages" or bundle not in sys.path:
+    if is_installed() or os.path.basename(bundle) != "site-packages" or bundle not in sys.path:
         return
     sys.path.remove(bundle)
     sys.path.append(bundle)
@@ -347,6 +326,12 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str, prefix: st
         record.msg = f"{prefix}{record.msg}"
         return True
 
+    def name_commands(record: logging.LogRecord) -> bool:
+        record.msg = as_typed_here(str(record.msg))
+        return True
+
+    if is_installed():
+        handler.addFilter(name_commands)
     if prefix:
         handler.addFilter(begin_with_prefix)
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
@@ -376,7 +361,8 @@ ROLES = {
     "place": _command_in("cli.place", "place --dry-run [-c FILE | MODEL_PATH]", "the GPUs that workers would get here"),
     "convert": _command_in("convert.command", "convert FILE [-o FILE]", "LiteLLM's or llama-swap's YAML as our TOML"),
     "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
-    "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),
+    "version": _command_in("cli.version", "version [--deps]", "the version, and the packages inside"),
+    "config": _command_in("admin.config_schema", "config schema", "the configuration as JSON schema, for editors"),
     "completion": _command_in(
         "cli.completion", "completion SHELL", "what makes bash, zsh or fish complete these lines"
     ),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from ichat.error_shapes import Members, error_body, error_event
+from ichat.program import as_typed_here
 from ichat.texts import probably_meant, shortened, some_of
 
 EXIT_USAGE = 64
@@ -40,7 +41,7 @@ class Exit(Exception):
     """Ends the process: a sentence for standard error and an exit code."""
 
     def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
+        super().__init__(as_typed_here(sentence))
         self.code = code
 
 
@@ -70,6 +71,7 @@ class ApiError(Exception):
         allow: str = "",
         limit: str = "",
     ) -> None:
+        message = as_typed_here(message)
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
         self.kind = kind or kind_of(status)

@@ -13,6 +13,8 @@ import sys
 
 NEEDED = (3, 10)
 """The oldest version of Python that runs iChat."""
+BUILT_FOR = ""
+"""The machine's architecture, which `./build` writes here: psutil is compiled for it."""
 EXIT_UNAVAILABLE = 69
 EXIT_INTERRUPTED = 130
 
@@ -33,6 +35,11 @@ def main():
             "ichat.pyz needs CPython %d.%d or newer, and %s is Python %d.%d: run it with a newer Python, such as"
             " `python3.12 ichat.pyz`."
             % (NEEDED[0], NEEDED[1], sys.executable, sys.version_info[0], sys.version_info[1])
+        )
+    if BUILT_FOR and os.uname()[4] != BUILT_FOR:
+        _fail(
+            "ichat.pyz was built for %s, and this machine is %s: build it here (`./build`), or install the wheel of the"
+            " same release." % (BUILT_FOR, os.uname()[4])
         )
     if not os.environ.get("SHIV_ROOT"):
         root = next(filter(_can_unpack, _roots()), None)

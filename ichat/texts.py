@@ -1,8 +1,9 @@
-"""Names in messages: their number and length are bounded."""
+"""Names in messages, bounded in number and length, and the words of system errors."""
 
 import difflib
 import itertools
 import json
+import os
 from collections.abc import Iterable
 
 NAMED_MAX = 20
@@ -38,6 +39,12 @@ def some_of(names: Iterable[str], how: str) -> str:
 def shortened(name: str) -> str:
     """Return a name for a message: its beginning if it is long."""
     return name if _json_bytes(name) <= NAME_BYTES_MAX else f"{name[:SHORT_CHARACTERS]}…"
+
+
+def reason_of(error: OSError) -> str:
+    """Return the message of a system error, without its number and its place."""
+    known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else ""
+    return (known or error.strerror or str(error)).rstrip(".")
 
 
 def plain_model(name: str) -> str:

@@ -34,7 +34,12 @@ atexit.register(_STATE.cleanup)
 hypothesis.settings.register_profile("ichat", deadline=None)  # what is slow on a busy machine is not wrong
 hypothesis.settings.load_profile("ichat")
 
-MARKERS = {"console": pytest.mark.browser, "engine": pytest.mark.engine, "soak": pytest.mark.slow}
+MARKERS = {
+    "console": pytest.mark.browser,
+    "cluster": pytest.mark.ray,
+    "engine": pytest.mark.engine,
+    "soak": pytest.mark.slow,
+}
 """What the folder of a test says of it."""
 
 

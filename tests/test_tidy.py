@@ -32,12 +32,12 @@ DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
 
 LAYERS = [
-    ["texts", "error_shapes", "listeners", "service_manager"],
+    ["texts", "error_shapes", "listeners", "service_manager", "program"],
     ["errors"],
     ["config"],
     ["protocol"],
     ["http"],
-    ["security", "routing", "hardware", "console", "placement"],
+    ["security", "routing", "hardware", "console", "placement", "ray"],
     ["fleet", "engines"],
     ["observability", "preflight"],
     ["proxy", "supervisor"],

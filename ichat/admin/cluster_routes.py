@@ -29,6 +29,7 @@ from ichat.observability.logs.stream import read_flag, read_parameters
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.proxy.finished_requests import FinishedRequests
+from ichat.proxy.lanes import Lanes
 from ichat.proxy.requests_in_flight import RequestsView
 from ichat.supervisor.engine_flags import EngineFlags, engines_of
 from ichat.supervisor.supervisor import Supervisor
@@ -39,7 +40,8 @@ _EVENTS = f"""\
 Server-sent events. The first is `state`, an EventState, which is sent again to a slow client. Changes \
 follow: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
 `machines`, with the lists `models` and `machines` of those that have changed, and `gone`; `sample`, the newest values \
-of the history with `usage_storage`; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
+of the history with `usage_storage`; `lanes`, a Lanes; `requests`, a RequestsInFlight; \
+`reloaded`, with `summary` and `at`; \
 `config`, a ConfigState, at each change of the configuration file or its state; `keys`, at changes of keys; \
 `gateway`, as in `state`, at changes of the gateway's process and its relays. \
 A comment is sent after each {KEEP_ALIVE_S:g} s without an event. \
@@ -224,7 +226,7 @@ async def get_engine_flags(backend: str, flags: EngineFlags, reloader: Reloader)
 
 
 def schemas() -> dict[str, Schema]:
-    """Return the schemas of the history and of the events, which no class describes, by their names."""
+    """Return the schemas of the history and of the events, which no route returns, by their names."""
     columns, of_model, of_worker = (dict.fromkeys(names, _VALUES) for names in (COLUMNS, OF_MODEL, OF_WORKER))
     history: dict[str, Schema] = {
         "sample_s": {"type": "number", "description": "Seconds between two samples."},
@@ -248,5 +250,6 @@ def schemas() -> dict[str, Schema]:
             "What happened, sample by sample; null: nothing is known. Requests, errors and tokens are those since the"
             " sample before, `at` is in seconds since 1970, and `kv_use` is the mean of the workers that report it.",
         ),
+        "Lanes": view(Lanes),
         "EventState": object_of(state, "The data of an event `state`, with a history without workers."),
     }

@@ -5,6 +5,7 @@ fields, else from the comments of `ichat.toml.example`. `gateway --check` report
 find: a model that does not exist, or two keys that contradict each other.
 """
 
+import json
 import pathlib
 import re
 import types
@@ -15,12 +16,30 @@ import attrs
 
 import ichat
 from ichat.admin.schemas import Schema, bounds_of, docs_of, schema_of
+from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
 
 EXAMPLE = "ichat.toml.example"
 _TABLE = re.compile(r"\[+([\w.]+)")
 _KEY = re.compile(r"#?([A-Za-z_]\w*) = ")
 _ENGINE_VALUE: Schema = {"type": ["string", "number", "boolean", "array", "object"]}
+
+
+def parser() -> CommandLineParser:
+    """Return the parser of the command."""
+    usage = CommandLineParser(
+        prog="ichat.pyz config",
+        description="Print the configuration as JSON schema (2020-12), by which editors check and complete the file.",
+    )
+    usage.add_argument("what", metavar="WHAT", choices=("schema",), help="schema")
+    return usage
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the schema. Raises Exit 64."""
+    parser().parse_args(list(argv))
+    print(json.dumps(config_schema(), indent=2))
+    return 0
 
 
 def config_schema() -> Schema:

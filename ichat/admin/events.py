@@ -157,6 +157,8 @@ class EventStreams:
         )
         self._told_gateway: GatewayView | None = None
         """The gateway as it was sent last, without times."""
+        self._told_lanes = False
+        """Whether the last look had lanes."""
         self._figures_at = self._machines_at = 0.0
         """When the task looks at figures, and at machines, again."""
         overview.history.sampled.add(self._send_sample)
@@ -216,6 +218,7 @@ class EventStreams:
                     await self._look_and_rest()
             finally:
                 changed.remove(self.wake)
+                self._overview.lanes.stop()
                 for kind in self._kinds:
                     kind.told.clear()
 
@@ -247,6 +250,7 @@ class EventStreams:
         if with_figures:
             self._send_gateway()
             self._send_requests()
+            await self._send_lanes()
         await self._send_state()
 
     def _send_gateway(self) -> None:
@@ -262,6 +266,13 @@ class EventStreams:
         curious = [one for one in self._followers if one.wants_requests]
         if curious:
             _put(sse.encode(to_json(self._overview.in_flight.view()), name="requests"), curious)
+
+    async def _send_lanes(self) -> None:
+        """Send the lanes since the last look, unless there are none again."""
+        found = await self._overview.lanes.read()
+        if found.lanes or self._told_lanes:
+            self.send_to_all("lanes", found)
+        self._told_lanes = bool(found.lanes)
 
     async def _send_state(self) -> None:
         """Send the whole state to the followers that want it."""

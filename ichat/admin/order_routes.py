@@ -14,9 +14,10 @@ from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, ref
 from ichat.config.checks import is_worker_id
 from ichat.config.load import read_worker
+from ichat.config.ray import ports_in
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.order_store import OrderStore
-from ichat.fleet.orders import VALID_S, VALID_S_MAX, RemoteOrder
+from ichat.fleet.orders import ANYWHERE, VALID_S, VALID_S_MAX, OrderPlace, RemoteOrder
 from ichat.protocol.orders import WorkerOrder
 from ichat.security.addresses import is_loopback
 
@@ -41,10 +42,11 @@ operations = Operations("orders")
     response=WorkerOrder,
     body=ref("OrderRequest"),
     failures={
-        "403": "The code is for no order.",
+        "403": "The code is for no order, or the worker is started elsewhere.",
         "409": "Another process has used the code (`code_used`).",
         "410": "The order has ended, or its code was not used in time (`order_ended`).",
         "429": "Too many wrong codes were sent from this address.",
+        "503": "The place of the worker is not known yet (`not_placed`): ask again.",
     },
 )
 async def fetch_order(orders: OrderStore) -> Response:
@@ -90,11 +92,12 @@ async def make_order(orders: OrderStore, reloader: Reloader) -> Response:
         raise errors.bad_request("An order is a JSON object with the keys of [[managed_workers]].")
     given = cast("dict[str, Any]", table)
     worker_id, valid_s = given.pop("worker_id", None) or "", given.pop("valid_s", None)
+    place = _place_in(given)
     spec = _checked(given, worker_id, reloader.config)
     seconds = VALID_S if valid_s is None else valid_s
     if type(seconds) not in (int, float) or not 0 < seconds <= VALID_S_MAX:
         raise errors.bad_request(f"valid_s must be a number of seconds, {VALID_S_MAX:g} at most.", param="valid_s")
-    order, code = await orders.make(spec, worker_id, seconds)
+    order, code = await orders.make(spec, worker_id, seconds, place)
     address, is_local_only = address_for_others(reloader.config)
     made = views.NewOrder(order.worker_id, order.launch, code, order.expires_at, address, is_local_only)
     response = json_response(made, 201)
@@ -114,6 +117,20 @@ def _checked(table: dict[str, Any], worker_id: object, config: Config) -> Manage
     except (ValueError, TypeError) as error:
         raise errors.bad_request(f"worker_id: {error}.", param="worker_id") from error
     return spec
+
+
+def _place_in(table: dict[str, Any]) -> OrderPlace:
+    """Return the place in an order that is asked for, removed from its table. Raises ApiError 400."""
+    ports = table.pop("ports", None) or ""
+    if not ports:
+        return ANYWHERE
+    if table.get("port"):
+        raise errors.bad_request("ports and port exclude each other: give the range, or the port.", param="ports")
+    try:
+        ports_in(ports)
+    except (ValueError, TypeError) as error:
+        raise errors.bad_request(f"ports {error}.", param="ports") from error
+    return OrderPlace(ports=ports)
 
 
 def address_for_others(config: Config) -> tuple[str, bool]:
@@ -147,6 +164,11 @@ def schemas() -> dict[str, Schema]:
                 "maximum": VALID_S_MAX,
                 "default": VALID_S,
                 "description": "For how many seconds the code can be used.",
+            },
+            "ports": {
+                "type": "string",
+                "pattern": "^[0-9]+-[0-9]+$",
+                "description": "The range of ports on which the worker may listen, in place of `port`.",
             },
         },
     }

@@ -16,6 +16,7 @@ from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.lanes import LaneMeter
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.relays.figures import RelayFigures
 from ichat.supervisor.starts import Starts
@@ -32,6 +33,7 @@ class Overview:
     """Reads the gateway's machine."""
     history: History
     in_flight: RequestsInFlight
+    lanes: LaneMeter
     gateway_id: str
     started_at: float
     """In seconds since 1970."""

@@ -20,6 +20,7 @@ from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import console_link
 from ichat.errors import EXIT_INTERRUPTED, Exit
+from ichat.program import as_typed_here
 
 RELOAD_S = 300.0
 _HELP_COLUMNS = 37
@@ -39,7 +40,8 @@ class Command(NamedTuple):
 
 def help_of(commands: Iterable[tuple[str, str]]) -> str:
     """Return a line for each of these commands, which have their form and their help."""
-    return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
+    forms = [(as_typed_here(f"ichat.pyz {form}"), text) for form, text in commands]
+    return "".join(f"       {form.ljust(_HELP_COLUMNS - 1)} {text}\n" for form, text in forms)
 
 
 def run(argv: Sequence[str], waits: Waits = WAITS) -> int:

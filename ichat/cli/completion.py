@@ -22,6 +22,7 @@ from ichat.cli.client import open_api
 from ichat.cli.json_values import objects_of
 from ichat.config.command_line import CommandLineParser
 from ichat.errors import Exit
+from ichat.program import as_typed_here
 
 GATEWAY_S = 1.5
 """The longest time to ask a running gateway for names, in seconds: a person waits."""
@@ -62,9 +63,10 @@ def run(argv: Sequence[str]) -> int:
 
 def script_for(shell: str) -> str:
     """Return what makes a shell ask this program for completions, wherever the program is."""
+    name = as_typed_here("ichat.pyz")
     if shell == "fish":
-        return shellcode(["ichat.pyz"], shell=shell, argcomplete_script="env (commandline -opc)[1]")
-    text = shellcode(["ichat.pyz"], shell=shell, use_defaults=False)
+        return shellcode([name], shell=shell, argcomplete_script="env (commandline -opc)[1]")
+    text = shellcode([name], shell=shell, use_defaults=False)
     for usual, ours in _TILDES.items():
         text = text.replace(usual, ours)
     first, rest = text.split("\n", 1)

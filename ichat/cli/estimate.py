@@ -7,7 +7,6 @@ assumed: they are read from its state directory, so it need not run. A model of 
 import json
 import math
 import os
-import pathlib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -15,13 +14,12 @@ from typing import Any
 
 import attrs
 
+from ichat.cli.earlier_loads import read_earlier_loads
 from ichat.cli.gateway_address import USUAL_FILE
 from ichat.cli.launch import engine_arguments, split
-from ichat.cli.screen import Screen, note, prepare_streams
-from ichat.config import load as configuration
+from ichat.cli.screen import Screen, prepare_streams
 from ichat.config.command_line import CommandLineParser, guess
-from ichat.config.own_secret import directory_for
-from ichat.config.schema import ManagedWorkerConfig, ServerSettings
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.hardware.gpus import Gpu, GpuReader
 from ichat.placement.estimate import GIB, Estimate, estimate, fewest_gpus, longest_context, refusal_of_sharing
@@ -30,7 +28,6 @@ from ichat.placement.model_shape import UnknownShape
 from ichat.placement.settings import Settings, settings_of
 from ichat.placement.weights import DamagedFile, WeightSums
 from ichat.preflight.facts import ENGINES, Facts, read_model, real_path_of
-from ichat.preflight.learnt_file import read_learnt
 from ichat.preflight.model_memory import ModelDescription, describe_model
 from ichat.preflight.obstacles import gib, problems_of_model
 
@@ -108,9 +105,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = engine_arguments(words)
     if args.backend not in ENGINES:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --backend must be {' or '.join(ENGINES)}, not {args.backend!r}.")
-    learnt, why = read_learnt(_state_directory(args.config, args.state_directory))
-    if why:
-        note(why)
+    learnt = read_earlier_loads(args.config, args.state_directory)
     gpu = _gpu_of(args.gpu, args.gpu_memory_gib, learnt)
     prepare_streams()
     screen = Screen()
@@ -127,24 +122,6 @@ def run(argv: Sequence[str]) -> int:
     else:
         show(screen, answer)
     return 0
-
-
-def _state_directory(config: str | None, directory: str | None) -> str | None:
-    """Return the state directory of the gateway that the command line means. Raises Exit 64."""
-    if directory is not None:
-        if not os.path.isdir(directory):
-            raise Exit(EXIT_USAGE, f"There is no directory {directory}: correct --state-directory.")
-        return directory
-    file = config or (USUAL_FILE if os.path.isfile(USUAL_FILE) else None)
-    if file is None:
-        return directory_for(ServerSettings())
-    try:
-        return directory_for(configuration.load(pathlib.Path(file)).server_settings)
-    except Exit:
-        settings = configuration.settings_of_refused(pathlib.Path(file))
-        if settings is None:
-            raise
-        return directory_for(settings)
 
 
 def answer_for(

@@ -14,6 +14,7 @@ from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.program import as_typed_here
 
 ORDERS = "/v1/admin/orders"
 LAUNCH_S = 120.0
@@ -53,6 +54,9 @@ def add_spec_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
     add_gpu_flag(usage)
     usage.add_argument("--replicas", type=read_replicas, metavar="N", help="copies of it, such as 3 or 1-4")
+    usage.add_argument("--on", metavar="PLACE", help="where it runs: here, or ray, a node of the cluster")
+    usage.add_argument("--labels", type=_labels, metavar="A=B", help="with --on ray: labels of the node, as A=B,C=D")
+    usage.add_argument("--memory-gib", type=float, metavar="GIB", help="with --on ray: the main memory that Ray books")
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free port")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
@@ -159,6 +163,13 @@ def _gpu_ids(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
 
+def _labels(text: str) -> dict[str, str]:
+    found = {one.partition("=")[0]: one.partition("=")[2] for one in text.split(",")}
+    if not all(found.values()):
+        raise argparse.ArgumentTypeError(f"must be like zone=b,kind=H100, not {text!r}")
+    return found
+
+
 def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
     body = spec_of(args, *path_and_name(api, args.model_path))
@@ -188,8 +199,8 @@ def spec_of(args: argparse.Namespace, path: str, name: str) -> Json:
     Raises Exit 64.
     """
     ours = (
-        "backend", "gpus", "gpu_memory_gib", "gpu_ids", "replicas", "host", "port", "heartbeat_interval", "worker_id",
-        "valid_s",
+        "backend", "gpus", "gpu_memory_gib", "gpu_ids", "on", "labels", "memory_gib", "replicas", "host", "port",
+        "heartbeat_interval", "worker_id", "valid_s", "ports",
     )  # fmt: skip
     body: Json = {"model_name": args.model_name or name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key, None) is not None}
@@ -290,6 +301,7 @@ def add_order_flags(usage: argparse.ArgumentParser) -> None:
     add_spec_flags(usage)
     usage.add_argument("--worker-id", metavar="ID", help="replace the worker of this earlier order; else a new worker")
     usage.add_argument("--valid-s", type=float, metavar="S", help="how long the line can be used (3600)")
+    usage.add_argument("--ports", metavar="FIRST-LAST", help="listen on a free port of this range, in place of --port")
 
 
 def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
@@ -302,8 +314,8 @@ def order(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     made, worker_id = answer.value, one_line(answer.value.get("worker_id"))
     is_local_only = api.place.is_here and made.get("is_local_only")
     address = one_line(made.get("gateway_address")) if api.place.is_here and not is_local_only else api.place.url
-    words = ["python3", "ichat.pyz", "worker", "--order", one_line(made.get("code")), "--gateway-address", address]
-    screen.line(shlex.join(words))
+    words = ["worker", "--order", one_line(made.get("code")), "--gateway-address", address]
+    screen.line(f"{as_typed_here('python3 ichat.pyz')} {shlex.join(words)}")
     note(f"Type this line on the other machine: it starts worker {worker_id} there, once. `stop {worker_id}` ends it.")
     if is_local_only:
         note("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")

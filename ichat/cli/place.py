@@ -1,6 +1,7 @@
 """`ichat.pyz place --dry-run`: the GPUs that workers would get on this machine, or why there are none.
 
 It asks the driver and reads the models' files, and starts nothing. The answer is as if no worker of a gateway ran.
+Figures that a gateway has learnt from loads are read from its state directory, so it need not run.
 """
 
 import argparse
@@ -10,8 +11,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import trio
 
+from ichat.cli.earlier_loads import read_earlier_loads
 from ichat.cli.gateway_address import USUAL_FILE
 from ichat.cli.launch import add_gpu_flag, engine_arguments, split
 from ichat.cli.screen import Screen, prepare_streams
@@ -22,11 +25,12 @@ from ichat.config.engine_args import TENSOR, USABLE, arguments_of, number_of
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE, ApiError, Exit
 from ichat.fleet.registered_servers import id_for
+from ichat.placement.learnt import LearntMemories
 from ichat.placement.place import NoPlace, PlaceableGpu, Wish
 from ichat.preflight.facts import VISIBLE, gpus_for
 from ichat.preflight.obstacles import gib
 from ichat.preflight.placing import place_tables, read_wish, unbooked
-from ichat.supervisor.launch import devices_of, environment_of
+from ichat.supervisor.launch import devices_of, environment_of, python_of
 
 EXIT_NO_PLACE = 1
 
@@ -62,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     config = _config_of(args, engine_arguments(words))
     prepare_streams()
     screen = Screen()
-    tables, places, gpus = trio.run(_find, config)
+    tables, places, gpus = trio.run(_find, config, read_earlier_loads(args.config))
     rows = [_row(name, tables[name], found, gpus or ()) for name, found in places.items()]
     if args.json:
         screen.line(json.dumps({"workers": rows}, ensure_ascii=False))
@@ -87,7 +91,9 @@ def _config_of(args: argparse.Namespace, arguments: Mapping[str, Any]) -> Config
         raise Exit(EXIT_USAGE, f"ichat.pyz place: {error}") from error
 
 
-async def _find(config: Config) -> tuple[Mapping[str, ManagedWorkerConfig], Places, Sequence[PlaceableGpu] | None]:
+async def _find(
+    config: Config, memories: LearntMemories
+) -> tuple[Mapping[str, ManagedWorkerConfig], Places, Sequence[PlaceableGpu] | None]:
     """Return the tables, the tables with `gpus` with their places, and the GPUs here."""
     tables: dict[str, ManagedWorkerConfig] = {}
     wishes: dict[str, Wish] = {}
@@ -95,7 +101,9 @@ async def _find(config: Config) -> tuple[Mapping[str, ManagedWorkerConfig], Plac
         name = id_for(table.model_name, tables)
         tables[name] = table
         if table.gpus is not None:
-            wishes[name] = await trio.to_thread.run_sync(read_wish, table, environment_of(config, table, ""))
+            environment, python = environment_of(config, table, ""), python_of(config, table)
+            wish = await trio.to_thread.run_sync(read_wish, table, environment, python)
+            wishes[name] = attrs.evolve(wish, memories=memories)
     is_nvidia = all(devices_of(config, tables[name]) == VISIBLE for name in wishes)
     found = await gpus_for(VISIBLE) if is_nvidia else None
     gpus = await trio.to_thread.run_sync(unbooked, found)

@@ -18,10 +18,11 @@ from ichat.cli.launch import LAUNCH_S, add_gpu_flag, path_and_name, wait_until_r
 from ichat.cli.screen import Screen, Spinner, note, one_line
 from ichat.cli.stop import in_background
 from ichat.cli.views import failure_of, names_of
-from ichat.config.command_line import guess, own_command
+from ichat.config.command_line import guess
 from ichat.config.interpreters import find_interpreter
 from ichat.config.own_secret import GATEWAY, private, usual_directory
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.program import own_command
 
 if TYPE_CHECKING:
     import subprocess

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from typing_extensions import Self
 
+from ichat.program import as_typed_here
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -285,6 +287,7 @@ class Spinner:
 def note(text: str, style: str = "") -> None:
     """Write a line to standard error, after the text on standard output."""
     sys.stdout.flush()
+    text = as_typed_here(text)
     if style and sys.stderr.isatty():
         from rich.console import Console
 

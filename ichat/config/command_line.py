@@ -1,16 +1,19 @@
 """Command lines: an error is a sentence and an exit code."""
 
 import argparse
-import os
-import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.program import as_typed_here
 
 
 class CommandLineParser(argparse.ArgumentParser):
     """A parser that raises Exit 64 with a sentence, where argparse would print its usage and end the process."""
+
+    def format_help(self) -> str:
+        """Return the help."""
+        return as_typed_here(super().format_help())
 
     def error(self, message: str) -> NoReturn:
         flag = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
@@ -26,12 +29,3 @@ def guess(word: str, known: Iterable[str]) -> str:
     near = [name for name in names if len(word) > 1 and name.startswith(word)]
     near = list(dict.fromkeys([*near, *difflib.get_close_matches(word, names, 2, 0.6)]))[:2]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
-
-
-def own_command(python: str) -> list[str]:
-    """Return the command that runs iChat as this process was started: the same pyz, or the same source."""
-    import zipfile
-
-    if zipfile.is_zipfile(sys.argv[0]):
-        return [python, os.path.abspath(sys.argv[0])]
-    return [python, "-m", "ichat"]

@@ -61,10 +61,15 @@ def implied_arguments(worker: ManagedWorkerConfig) -> dict[str, Any]:
     return {"tensor_parallel_size": tensor} if tensor > 1 else {}
 
 
+def uses_ray(arguments: Arguments) -> bool:
+    """Return whether an engine starts processes by Ray itself."""
+    by_vllm = (arguments.get(name) == "ray" for name in ("distributed_executor_backend", "data_parallel_backend"))
+    return arguments.get("use_ray") is True or any(by_vllm)
+
+
 def is_over_machines(arguments: Arguments) -> bool:
     """Return whether the GPUs of other machines count as well."""
-    is_ray = arguments.get("distributed_executor_backend") == "ray" or arguments.get("use_ray") is True
-    return is_ray or number_of(arguments, "nnodes", default=1) > 1
+    return uses_ray(arguments) or number_of(arguments, "nnodes", default=1) > 1
 
 
 def contradictions_of_gpus(worker: ManagedWorkerConfig, devices: str) -> Iterator[str]:

@@ -20,9 +20,10 @@ from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.copies import contradictions_of_replicas
 from ichat.config.engine_args import contradictions_of_gpus
 from ichat.config.package_data import parse_toml
+from ichat.config.ray import Label, label_of
+from ichat.config.ray_workers import contradictions_of_place, contradictions_of_ray
 from ichat.config.replicas import Replicas, are_replicas, replicas_of
 from ichat.config.schema import (
-    SAMPLES_MAX,
     SECTIONS,
     Config,
     EngineSettings,
@@ -36,6 +37,8 @@ from ichat.config.strict import problems_of, section_hook, shown, strict_convert
 from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
 
+SAMPLES_MAX = 3600
+"""The most samples that the history may hold: about ten megabytes."""
 _YAML = re.compile(r"---\s*$|- |[\"']?[\w.-]+[\"']?:(\s|$)")
 """How the first line of a YAML file begins."""
 _OF_PLACE = ("host", "port", "state_directory", "tls_certificate")
@@ -156,6 +159,7 @@ def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
+    converter.register_structure_hook(Label, label_of)
     converter.register_structure_hook(checks.Relays, _relays)
     converter.register_structure_hook(checks.Gpus, _gpus)
     converter.register_structure_hook(checks.Gpus | None, _gpus)
@@ -253,6 +257,7 @@ def _contradictions(config: Config) -> Iterable[str]:
     yield from contradictions_of_all_limits(config)
     yield from _contradictions_of_swap_sets(config)
     yield from contradictions_of_aliases(config)
+    yield from contradictions_of_ray(config)
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"
@@ -293,6 +298,7 @@ def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[
     if any(route.model_name == worker.model_name for route in config.external_routes):
         yield f"model_name: {worker.model_name!r} is also an external route"
     yield from contradictions_of_replicas(worker)
+    yield from contradictions_of_place(worker, config)
     if worker.load != "on_demand":
         given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
         yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)

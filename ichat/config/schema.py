@@ -13,6 +13,7 @@ from ichat.config import checks
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
 from ichat.config.models import AliasConfig, ShadowConfig, SwapSetConfig, TargetConfig
 from ichat.config.openai_params import check_paths
+from ichat.config.ray import Label, RayEngine, RaySettings, are_labels, is_place
 from ichat.config.replicas import REPLICAS_SCHEMA, Replicas, Scale, are_replicas
 from ichat.config.strict import Between, checked, one_of
 from ichat.config.usage import PRICE, Price, UsageSettings
@@ -25,8 +26,6 @@ LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least a line of this size."""
 DRAIN_S_MAX = 3600.0
 """The longest time that a request to stop a worker may allow for its unfinished requests."""
-SAMPLES_MAX = 3600
-"""The most samples that the history may hold: about ten megabytes."""
 POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `routing/policies.py`, and that of `routing/prefix_policy.py`."""
 
@@ -249,6 +248,12 @@ class ManagedWorkerConfig:
     """The GPUs that the gateway chooses for the worker: a number, a share of a GPU, or `auto`; None: none."""
     gpu_memory_gib: float | None = checked(Between(0.01, 1e6), None)
     """The memory that the worker needs on each GPU, for `gpus`; None: by an estimate."""
+    on: str = checked(is_place, "here", {"enum": ["here", "ray"]})
+    """Where the worker runs: on the gateway's machine, or on a node of the cluster of `[ray]`."""
+    labels: dict[str, Label] = checked(are_labels, attrs.Factory(dict[str, Label]))
+    """The labels of the nodes of Ray that may run the worker."""
+    memory_gib: float | None = checked(Between(0.01, 1e6), None)
+    """The main memory that Ray books for the worker; None: none."""
     replicas: Replicas = checked(are_replicas, Replicas(1, 1), REPLICAS_SCHEMA, reload="now")
     """The number of copies, or its bounds `min` and `max`; a `min` of 0 means that the model is loaded on demand."""
     scale: Scale = field(default=Scale(), metadata={"reload": "now"})
@@ -365,6 +370,7 @@ class Config:
     litellm_settings: LitellmSettings = LitellmSettings()
     router_settings: RouterSettings = RouterSettings()
     general_settings: GeneralSettings = GeneralSettings()
+    ray: RaySettings = RaySettings()
     managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
     swap_sets: list[SwapSetConfig] = field(factory=list[SwapSetConfig])
     registered_servers: list[RegisteredServer] = field(factory=list[RegisteredServer])
@@ -378,5 +384,6 @@ class Config:
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
-    Replicas, Scale, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
+    Replicas, Scale, RayEngine, RaySettings, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute,
+    EngineSettings, Config,
 )  # fmt: skip

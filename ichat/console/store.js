@@ -2,6 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
+import { NO_LANES, NO_RATES, withLanes } from "./pages/picture/lanes.js";
 import { useRedraw } from "./ui/hooks.js";
 
 const FIRST_MS = 500;
@@ -31,6 +32,7 @@ const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {
  * @property {Machine[]} machines
  * @property {Alias[]} aliases
  * @property {Api.History} history the last hour, oldest sample first
+ * @property {import("./pages/picture/lanes.js").Rates} lanes the requests of the last seconds, by key, name, model and worker
  * @property {string} usageStorage `ok`, or why usage cannot be kept
  * @property {number} begun counts the streams that have begun: answers from before the last stream may be old
  * @property {number} keysVersion counts changes of keys, so that a page that shows them asks again
@@ -50,6 +52,7 @@ let state = {
   machines: [],
   aliases: [],
   history: EMPTY_HISTORY,
+  lanes: NO_RATES,
   usageStorage: "ok",
   begun: 0,
   keysVersion: 0,
@@ -202,6 +205,7 @@ export function take(name, data) {
       machines: data.machines,
       aliases: data.aliases ?? [],
       history: data.history ?? EMPTY_HISTORY,
+      lanes: withLanes(state.lanes, NO_LANES, Date.now()),
       usageStorage: data.usage_storage ?? "ok",
       begun: state.begun + 1,
     }),
@@ -212,6 +216,7 @@ export function take(name, data) {
       history: withSample(state.history, data),
       usageStorage: data.usage_storage ?? state.usageStorage,
     }),
+    lanes: () => ({ lanes: withLanes(state.lanes, data, Date.now()) }),
     requests: () => ({ inFlight: data }),
     gateway: () => ({ gateway: { ...data, seen_at: Date.now() } }),
     config: () => ({ config: data }),

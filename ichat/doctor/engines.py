@@ -66,11 +66,13 @@ class ProcessorFacts:
 
 
 async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]:
-    """Ask the interpreters of all managed workers, several at the same time; a slow interpreter counts as `silent`."""
+    """Ask the interpreters of the workers on this machine, several at the same time; it is `silent` if it is slow."""
     found: list[EngineFacts] = []
     turn = trio.CapacityLimiter(IMPORTS_AT_ONCE_MAX)
     pairs: dict[tuple[str, str], list[ManagedWorkerConfig]] = {}
     for worker in config.managed_workers:
+        if worker.on != "here":
+            continue
         pairs.setdefault((worker.backend, python_of(config, worker)), []).append(worker)
 
     async def read(place: int, workers: list[ManagedWorkerConfig]) -> None:
@@ -97,7 +99,7 @@ def read_processor_facts(gpus: int | None) -> ProcessorFacts:
 def find_in_engines(engines: Sequence[EngineFacts], processor: ProcessorFacts) -> list[Finding]:
     """Return the findings about each engine."""
     if not engines:
-        return [Finding("ok", "engines", "No managed worker needs an engine.")]
+        return [Finding("ok", "engines", "No managed worker needs an engine on this machine.")]
     return [finding for engine in engines for finding in _check_engine(engine, processor)]
 
 

@@ -20,7 +20,7 @@ from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.engines import find_in_engines, read_engine_facts, read_processor_facts
-from ichat.doctor.findings import Finding, FindingGroup, reason_of, show_report, to_json, worst_of
+from ichat.doctor.findings import Finding, FindingGroup, show_report, to_json, worst_of
 from ichat.doctor.gateway import (
     GatewayFacts,
     WorkerReport,
@@ -31,14 +31,16 @@ from ichat.doctor.gateway import (
 )
 from ichat.doctor.machine import find_gpus_and_holders, find_in_machine, read_machine_facts, read_memory
 from ichat.doctor.network import find_in_network, read_routes, read_ways_to_workers
+from ichat.doctor.ray import find_in_ray, no_token, read_ray_facts
 from ichat.doctor.settings import find_in_settings, read_configuration, read_place
 from ichat.doctor.workers import ask_for_flags, find_in_workers, read_worker_facts
-from ichat.errors import EXIT_INTERRUPTED
+from ichat.errors import EXIT_INTERRUPTED, Exit
 from ichat.fleet.registered_servers import server_ids
 from ichat.hardware.gpus import Gpu
 from ichat.preflight.facts import VISIBLE, gpus_for
 from ichat.preflight.learnt_file import read_learnt
 from ichat.supervisor.processes import descendants, kill
+from ichat.texts import reason_of
 
 EXAMINE_S = 8.0
 """The longest time of the whole examination, in seconds; the report names facts that are unknown by then."""
@@ -127,6 +129,7 @@ async def examine(
             "Engines": partial(_examine_engines, config, first, ends_at - LAST_S),
             _WORKERS: partial(_examine_workers, config, first, ends_at - LAST_S),
             "Gateway": partial(_examine_gateway, first, config, make_api, ends_at - LAST_S, asks_gateway=asks_gateway),
+            "Ray": partial(_examine_ray, config, ends_at - LAST_S),
             "External routes": partial(_examine_routes, config, ends_at - LAST_S),
         }
     elif known is not None:
@@ -266,6 +269,15 @@ async def _examine_gateway_of_refused(
     if first.gateway is None or first.gateway.pid is None:
         return []
     return await _examine_gateway(first, config, make_api, ends_at, asks_gateway=True)
+
+
+async def _examine_ray(config: Config, ends_at: float) -> list[Finding]:
+    if config.ray.address is None:
+        return []
+    try:
+        return find_in_ray(config, await read_ray_facts(config, ends_at))
+    except Exit as exit_:
+        return [no_token(exit_, config.ray.token_env)]
 
 
 async def _examine_routes(config: Config, ends_at: float) -> list[Finding]:

@@ -1,7 +1,6 @@
 """The doctor's findings: as data, as lines with a mark and a command, and as JSON."""
 
 import json
-import os
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Literal
 import attrs
 
 from ichat.cli.screen import Screen, one_line
+from ichat.program import as_typed_here
 
 COLUMNS_MAX = 100
 COLUMNS_MIN = 40
@@ -31,9 +31,9 @@ class Finding:
     level: Level
     name: str
     """The examined thing, in a word or two."""
-    sentence: str
+    sentence: str = attrs.field(converter=as_typed_here)
     """The fact; for a problem also the remedy."""
-    command: str = ""
+    command: str = attrs.field(default="", converter=as_typed_here)
     """The command to type; empty if there is none."""
 
 
@@ -54,12 +54,6 @@ def worst_of(groups: Sequence[FindingGroup]) -> Level:
 def findings_by(*rows: tuple[object, Level, str, str, str]) -> list[Finding]:
     """Return a finding for each row with a true condition: condition, level, name, sentence, command."""
     return [Finding(level, name, sentence, command) for is_so, level, name, sentence, command in rows if is_so]
-
-
-def reason_of(error: OSError) -> str:
-    """Return the message of a system error, without its number and its place."""
-    known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else ""
-    return (known or error.strerror or str(error)).rstrip(".")
 
 
 def show_report(screen: Screen, groups: Sequence[FindingGroup], seconds: float, encoding: str) -> None:

@@ -5,20 +5,20 @@ import math
 import ssl
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import attrs
 import trio
-from exceptiongroup import BaseExceptionGroup
 
 from ichat.cli.json_values import Json
 from ichat.config.schema import Config, ExternalRoute
-from ichat.doctor.findings import Finding, reason_of
+from ichat.doctor.findings import Finding
 from ichat.errors import Exit
 from ichat.fleet.registered_servers import read_access, upstreams_of
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
+from ichat.texts import reason_of
 
 ASK_S = 5.0
 SKEW_S = 30.0
@@ -104,24 +104,13 @@ async def ask_way(name: str, upstream: Upstream, target: str, headers: Headers) 
                 return WayFacts(name, place, "answered", status=response.status, skew_s=_skew_of(date), seconds=seconds)
         except client.BROKEN as error:
             if isinstance(error.__cause__, ssl.SSLError):
-                words = getattr(error.__cause__, "verify_message", "") or error.__cause__.reason or "no TLS"
-                return WayFacts(name, place, "not_trusted", str(words))
-            return WayFacts(name, place, "not_http", str(error) or type(error).__name__)
+                return WayFacts(name, place, "not_trusted", client.reason_of_failure(error))
+            return WayFacts(name, place, "not_http", client.reason_of_failure(error))
         except OSError as error:
-            return WayFacts(name, place, "not_connected", reason_of(_first_of(error)))
+            return WayFacts(name, place, "not_connected", reason_of(client.first_cause(error)))
         except ValueError as error:
             return WayFacts(name, place, "not_http", str(error))
     return WayFacts(name, place, "silent")
-
-
-def _first_of(error: OSError) -> OSError:
-    """Return the first error of several attempts to connect."""
-    cause = error.__cause__
-    if isinstance(cause, BaseExceptionGroup):
-        for inner in cast("BaseExceptionGroup[BaseException]", cause).exceptions:
-            if isinstance(inner, OSError):
-                return inner
-    return cause if isinstance(cause, OSError) else error
 
 
 def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:

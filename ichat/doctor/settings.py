@@ -15,7 +15,7 @@ import attrs
 from ichat.config import load as configuration
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
-from ichat.doctor.findings import Finding, reason_of
+from ichat.doctor.findings import Finding
 from ichat.doctor.machine import existing_part
 from ichat.errors import Exit
 from ichat.fleet.registered_servers import read_access, upstreams_of
@@ -26,6 +26,7 @@ from ichat.security.keys import key_in
 from ichat.security.made_keys import MadeKeys
 from ichat.security.origins import site_of
 from ichat.supervisor.state import PRIVATE_FILES, WORKERS_FILE, read_saved
+from ichat.texts import reason_of
 
 SOON = dt.timedelta(days=14)
 """A certificate that ends within this time is a warning."""

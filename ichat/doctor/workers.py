@@ -65,7 +65,8 @@ class WorkerCheckFacts:
         if self.worker_id in running:
             return attrs.evolve(self, facts=attrs.evolve(self.facts, port="free", port_holders=(), gpus=None))
         known = gpus if self.facts.devices == VISIBLE else None
-        return attrs.evolve(self, facts=with_learnt(attrs.evolve(self.facts, gpus=known), self.worker, learnt))
+        facts = with_learnt(attrs.evolve(self.facts, gpus=known), self.worker, learnt)
+        return attrs.evolve(self, facts=facts, wish=self.wish and attrs.evolve(self.wish, memories=learnt))
 
     @property
     def has_unchecked_flags(self) -> bool:
@@ -84,9 +85,11 @@ def ids_of(config: Config) -> list[str]:
 
 
 async def ask_for_flags(config: Config) -> dict[str, str]:
-    """Have the flags of all managed workers' engines kept; return why that failed, by the workers' ids."""
+    """Have the flags of the engines of workers on this machine kept; return why that failed, by the workers' ids."""
     engines, failed = EngineFlags(), dict[str, str]()
     for worker, worker_id in zip(each_copy(config.managed_workers), ids_of(config), strict=True):
+        if worker.on != "here":
+            continue
         if why := await engines.prepare(config, worker):
             failed[worker_id] = why
     return failed
@@ -95,7 +98,7 @@ async def ask_for_flags(config: Config) -> dict[str, str]:
 async def read_worker_facts(
     config: Config, ends_at: float, why_no_flags: Mapping[str, str] | None = None, *, probe_s: float = PROBE_S
 ) -> list[WorkerCheckFacts]:
-    """Ask the system about all managed workers, several at the same time, and once about all copies of a worker."""
+    """Ask the system about the workers on this machine, several at the same time, and once about all copies."""
     found: dict[str, WorkerCheckFacts] = {}
     turn, failed = trio.CapacityLimiter(CHECKED_AT_ONCE_MAX), why_no_flags or {}
 
@@ -111,7 +114,7 @@ async def read_worker_facts(
                 worker, worker_id, python, facts, size, failed.get(worker_id, ""), probe_s=probe_s
             )
             if worker.gpus is not None:
-                wish = await trio.to_thread.run_sync(read_wish, worker, environment, abandon_on_cancel=True)
+                wish = await trio.to_thread.run_sync(read_wish, worker, environment, python, abandon_on_cancel=True)
                 found[worker_id] = attrs.evolve(found[worker_id], wish=wish)
             if facts.hub is not None:
                 asked = attrs.evolve(facts, hub=await ask_hub(facts.hub, environment))
@@ -121,8 +124,9 @@ async def read_worker_facts(
     first = {id(worker): worker_id for worker, worker_id in zip(reversed(copies), reversed(ids), strict=True)}
     async with trio.open_nursery() as nursery:
         for worker in config.managed_workers:
-            nursery.start_soon(read, worker, first[id(worker)])
-    of_copies = zip(copies, ids, strict=True)
+            if worker.on == "here":
+                nursery.start_soon(read, worker, first[id(worker)])
+    of_copies = [(worker, worker_id) for worker, worker_id in zip(copies, ids, strict=True) if worker.on == "here"]
     return [attrs.evolve(found[first[id(worker)]], worker_id=worker_id) for worker, worker_id in of_copies]
 
 
@@ -137,7 +141,7 @@ def _model_bytes(worker: ManagedWorkerConfig) -> int | None:
 def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> list[Finding]:
     """Return the findings about obstacles to the start of each managed worker."""
     if not workers:
-        return [Finding("ok", "workers", "The configuration has no managed workers.")]
+        return [Finding("ok", "workers", "The configuration has no managed workers on this machine.")]
     findings: list[Finding] = []
     others: dict[str, ManagedWorkerConfig] = {}
     for one in _placed(workers):

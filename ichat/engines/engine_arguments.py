@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from platform import python_version
@@ -15,6 +16,7 @@ from typing import Any
 import ichat
 from ichat.engines.flags import refuse_engine_keys
 from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.program import is_installed
 from ichat.protocol.json_text import parsed
 from ichat.security.redact import masked
 
@@ -24,7 +26,10 @@ def check_installed(engine: str, package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise Exit(
             EXIT_UNAVAILABLE,
-            f"{engine} is not installed for {sys.executable}: run the worker with an interpreter that"
+            f"{engine} is not installed for {sys.executable}: install it there (`uv pip install --python"
+            f" {shlex.quote(sys.executable)} {package}`)."
+            if is_installed()
+            else f"{engine} is not installed for {sys.executable}: run the worker with an interpreter that"
             f" has it (PYTHON ichat.pyz worker …), or make one with `./build engine {package}`.",
         )
 

@@ -17,7 +17,7 @@ from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.order_file import save_orders
-from ichat.fleet.orders import LIVE_MAX, Orders, RemoteOrder
+from ichat.fleet.orders import ANYWHERE, LIVE_MAX, Fate, OrderPlace, Orders, RemoteOrder
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.worker_calls import end_worker
 from ichat.fleet.worker_facts import WorkerEnd
@@ -116,7 +116,9 @@ class OrderStore:
 
     # Operators.
 
-    async def make(self, spec: ManagedWorkerConfig, worker_id: str, valid_s: float) -> tuple[RemoteOrder, str]:
+    async def make(
+        self, spec: ManagedWorkerConfig, worker_id: str, valid_s: float, place: OrderPlace = ANYWHERE
+    ) -> tuple[RemoteOrder, str]:
         """Make an order for a worker; return it, and its code, stored nowhere.
 
         `worker_id` is "" for a new worker; an earlier order of that worker ends. Raises ApiError 409 or 503.
@@ -132,10 +134,20 @@ class OrderStore:
                 raise ApiError(409, "worker_exists", message)
             taken = {one.worker_id for one in self.orders.by_launch.values()} | {one.id for one in self._table}
             name = worker_id or id_for(f"{spec.model_name}-order", taken)
-            orders, order, code = self.orders.with_new(name, _table_of(spec), now, valid_s)
+            orders, order, code = self.orders.with_new(name, _table_of(spec), now, valid_s, place)
             await self._change(orders)
         log.info("worker %s was ordered for another machine (launch %d)", name, order.launch)
         return order, code
+
+    async def set_place(self, launch: int, place: OrderPlace) -> None:
+        """Set the place of an order that no process has fetched yet; later calls change nothing. Raises ApiError 503.
+
+        Senders that were admitted nowhere before are then answered at their next try.
+        """
+        async with self.lock:
+            order = self.orders.by_launch.get(launch)
+            if order is not None and not (order.start_id or order.ended):
+                await self._change(self.orders.with_changed(attrs.evolve(order, place=place)))
 
     async def end(self, worker_id: str, drain_s: float) -> bool:
         """End a worker that an order has started, or withdraw its order; return whether there was any.
@@ -187,14 +199,15 @@ class OrderStore:
                 self._wrong.count(party, trio.current_time())
                 log.warning("a wrong code for an order was sent from %s", caller.address or "a unix socket")
                 raise errors.forbidden("This code is for no order of this gateway: make another (`ichat.pyz order`).")
-            fate = order.fate(request.start_id, now)
+            fate = order.fate(request.start_id, caller.address, now)
             if fate == "first":
                 orders, order = self.orders.with_fetched(order, request.start_id, caller.address, now)
                 await self._change(orders)
                 log.info("the order of worker %s was fetched from %s", order.worker_id, caller.address)
             elif fate != "again":
-                log.warning("the code of worker %s was sent again from %s", order.worker_id, caller.address)
-                raise _refusal(order, fate, now)
+                if fate == "elsewhere":
+                    self._wrong.count(party, trio.current_time())
+                raise _refusal(order, fate, caller.address, now)
         return json.dumps(attrs.asdict(self._answer(order))).encode()
 
     def _answer(self, order: RemoteOrder) -> WorkerOrder:
@@ -206,6 +219,9 @@ class OrderStore:
             order.table,
             {name: getattr(limits, name) for name in _LIMITS},
             {name: getattr(timeouts, name) for name in _TIMEOUTS},
+            order.place.address,
+            order.place.ports,
+            order.place.ends_with_parent,
         )
 
     async def report_end(self, body: bytes | bytearray, caller: Caller) -> bytes:
@@ -258,8 +274,15 @@ def _table_of(spec: ManagedWorkerConfig) -> dict[str, Any]:
     return {name: value for name, value in attrs.asdict(spec).items() if name in required or value != usual[name]}
 
 
-def _refusal(order: RemoteOrder, fate: str, now: float) -> ApiError:
-    """Return the error for a code that is not accepted any more."""
+def _refusal(order: RemoteOrder, fate: Fate, address: str, now: float) -> ApiError:
+    """Return the error for a code that is not accepted now."""
+    if fate == "early":
+        message = f"The place of worker {order.worker_id} is not known yet: ask again."
+        return ApiError(503, "not_placed", message, retry_after_s=1)
+    if fate == "elsewhere":
+        log.warning("the code of worker %s was sent from the wrong address %s", order.worker_id, address)
+        return errors.forbidden(f"Worker {order.worker_id} is started elsewhere, and not at {address}.")
+    log.warning("the code of worker %s was sent again from %s", order.worker_id, address)
     if fate == "used":
         seconds = f"{now - order.fetched_at:.0f} s ago"
         message = f"This code was used {seconds} from {order.fetched_from}: make another order (`ichat.pyz order`)."

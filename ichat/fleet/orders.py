@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
+from ichat.security.addresses import Networks
 from ichat.security.keys import hash_of, new_key
 
 LIVE_MAX = 1000
@@ -21,8 +22,28 @@ AGAIN_S = 60.0
 VALID_S, VALID_S_MAX = 3600.0, 30 * 24 * 3600.0
 """How long a code can be used that no process has used yet, in seconds: usually, and at most."""
 
-Fate = Literal["first", "again", "used", "late"]
-"""What becomes of a request for an order, by its code: the order, for the `first` time or `again`, or no order."""
+Fate = Literal["first", "again", "used", "late", "early", "elsewhere"]
+"""What becomes of a request for an order, by its code: the order, for the `first` time or `again`, or no order.
+
+After `early` (no sender is admitted yet) and `elsewhere` (another sender is) the code is as good as before.
+"""
+
+
+@attrs.frozen
+class OrderPlace:
+    """The place where the worker of an order is started, as far as its launcher knows it."""
+
+    senders: list[str] | None = None
+    """The addresses and networks from which the order may be fetched; None: from anywhere; empty: from nowhere yet."""
+    address: str = ""
+    """The machine's own address, by which others reach it; "": the worker finds it."""
+    ports: str = ""
+    """The range of ports on which the worker may listen; "": the port in its table, or any."""
+    ends_with_parent: bool = False
+    """Whether the worker ends with the program that has started its guard, also if that program ignores hang-ups."""
+
+
+ANYWHERE = OrderPlace()
 
 
 @attrs.frozen
@@ -48,6 +69,7 @@ class RemoteOrder:
     key_hash: str = ""
     end_at: float | None = None
     """When the worker must end, by an operator's wish; None: not at all."""
+    place: OrderPlace = ANYWHERE
     ended: str = ""
     """How it has ended, in a few words after the worker's name; empty: it has not."""
 
@@ -55,12 +77,14 @@ class RemoteOrder:
         """Return whether its code can no longer be used, and has never been."""
         return not self.fetched_at and now > self.expires_at
 
-    def fate(self, start_id: str, now: float) -> Fate:
-        """Return what becomes of a request for this order by a process."""
+    def fate(self, start_id: str, address: str, now: float) -> Fate:
+        """Return what becomes of a request for this order by a process, sent from an address."""
         if self.ended or self.is_overdue(now):
             return "late"
         if not self.start_id:
-            return "first"
+            senders = self.place.senders
+            is_admitted = senders is None or address in Networks(senders)
+            return "first" if is_admitted else "elsewhere" if senders else "early"
         is_same = secrets.compare_digest(self.start_id.encode(), start_id.encode())
         return "again" if is_same and now <= self.fetched_at + AGAIN_S else "used"
 
@@ -89,12 +113,12 @@ class Orders:
         return next((one for one in self.by_launch.values() if one.code_hash == code_hash), None)
 
     def with_new(
-        self, worker_id: str, table: Mapping[str, Any], now: float, valid_s: float
+        self, worker_id: str, table: Mapping[str, Any], now: float, valid_s: float, place: OrderPlace = ANYWHERE
     ) -> tuple["Orders", RemoteOrder, str]:
         """Return the orders with a new order, the order, and its code. An earlier order of the worker ends by it."""
         code, before = f"order-{secrets.token_urlsafe(32)}", self.live(worker_id)
         orders = self if before is None else self.with_end(before.launch, "was replaced by another order")
-        order = RemoteOrder(worker_id, self.newest + 1, {**table}, hash_of(code), now, now + valid_s)
+        order = RemoteOrder(worker_id, self.newest + 1, {**table}, hash_of(code), now, now + valid_s, place=place)
         return orders.with_changed(order), order, code
 
     def with_fetched(self, order: RemoteOrder, start_id: str, address: str, now: float) -> tuple["Orders", RemoteOrder]:

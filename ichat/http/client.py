@@ -4,14 +4,17 @@ Requests of clients go through the pool and the relay instead. Timeouts are scop
 """
 
 import math
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import h11
 import trio
+from exceptiongroup import BaseExceptionGroup
 from typing_extensions import Self
 
 from ichat.http.pool import Upstream
+from ichat.texts import reason_of
 
 READ_BYTES = 16 * 1024
 ASKED_AT_ONCE_MAX = 32
@@ -95,25 +98,49 @@ async def request(
     headers: Sequence[tuple[bytes, bytes]] = (),
     *,
     method: str = "GET",
+    body: bytes = b"",
     connect_s: float = math.inf,
 ) -> HttpResponse:
-    """Send a request without a body; return its response once its head is received. Raises one of FAILURES."""
+    """Send a request; return its response once its head is received. Raises one of FAILURES."""
     parser = h11.Connection(h11.CLIENT)
     own = [(b"host", upstream.authority), (b"connection", b"close")]
-    if method != "GET":
-        own.append((b"content-length", b"0"))
+    if body or method != "GET":
+        own.append((b"content-length", b"%d" % len(body)))
     head = parser.send(h11.Request(method=method, target=target, headers=[*own, *headers])) or b""
+    data = parser.send(h11.Data(data=body)) or b"" if body else b""
     parser.send(h11.EndOfMessage())
     with trio.fail_after(connect_s):
         stream = await connect(upstream)
     response = HttpResponse(parser, stream)
     try:
-        await stream.send_all(head)
+        await stream.send_all(head + data)
         await response.receive_head()
     finally:
         if not response.status:
             await trio.aclose_forcefully(stream)
     return response
+
+
+def reason_of_failure(error: BaseException) -> str:
+    """Return why a request has failed, by one of FAILURES, in a few words: the system's or TLS's if they have any."""
+    cause = error.__cause__
+    if isinstance(error, trio.TooSlowError):
+        return "no answer in time"
+    if isinstance(cause, ssl.SSLError):
+        return str(getattr(cause, "verify_message", "") or cause.reason or "no TLS")
+    if isinstance(error, OSError):
+        return reason_of(first_cause(error))
+    return str(error) or type(error).__name__
+
+
+def first_cause(error: OSError) -> OSError:
+    """Return the first error of several attempts to connect."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", cause).exceptions:
+            if isinstance(inner, OSError):
+                return inner
+    return cause if isinstance(cause, OSError) else error
 
 
 async def ask_each(asked: Collection[_Asked], ask: Callable[[_Asked], Awaitable[None]]) -> None:

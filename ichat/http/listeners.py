@@ -9,6 +9,7 @@ closing it would reset the connections there.
 import contextlib
 import errno
 import os
+import secrets
 import socket
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
@@ -50,6 +51,22 @@ async def open_listeners(host: str, port: int, handed: Sequence[socket.socket] =
         why = getattr(error, "strerror", None) or str(error)
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
     return listeners
+
+
+async def open_listeners_in(host: str, first: int, last: int) -> list[socket.socket]:
+    """Listen as `open_listeners` does, on a free port of a range; the search begins at a random port.
+
+    Raises Exit 69 if none is free, or the host cannot be bound.
+    """
+    ports = range(first, last + 1)
+    middle = secrets.randbelow(len(ports))
+    for port in (*ports[middle:], *ports[:middle]):
+        try:
+            return await open_listeners(host, port)
+        except Exit as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+    raise Exit(EXIT_UNAVAILABLE, f"No port from {first} to {last} is free on {host}: choose a larger range.")
 
 
 def _has(listener: socket.socket, address: Sequence[Any], *, is_dual: bool) -> bool:

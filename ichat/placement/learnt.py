@@ -14,6 +14,8 @@ from ichat.protocol.engine_memory import EngineMemory
 
 KNOWN_MAX = 200
 """The most figures that are kept; the oldest are dropped first."""
+LOADS_DIFFER = 0.03
+"""The share of the memory beside the KV cache by which two equal loads may differ."""
 RAISE = 1.1
 """The factor by which a launch without enough memory raises the figure."""
 _OF_CACHE = frozenset((
@@ -81,6 +83,12 @@ class LearntMemory:
         return self.weights_bytes + (self.graphs_bytes or 0)
 
     @property
+    def certain_bytes(self) -> int | None:
+        """The least of it that a next load needs."""
+        need = self.need_bytes
+        return None if need is None else need - int(LOADS_DIFFER * need)
+
+    @property
     def error_ratio(self) -> float | None:
         """The estimate's error as a part of the measured memory beside the KV cache; None: not known."""
         if not self.beside_bytes or self.estimated_bytes is None:
@@ -134,6 +142,26 @@ class LearntMemories:
         """Go on with the figures that an earlier gateway has learnt, in their order."""
         for one in saved:
             self.add(one)
+
+
+@frozen
+class LoadCircumstances:
+    """The circumstances of a worker's load, apart from its GPUs."""
+
+    path: str
+    """The real path of its model."""
+    backend: str
+    arguments: Arguments
+    version: str
+    """Of the engine."""
+
+    def find(
+        self, memories: LearntMemories, tensor: int, weights_bytes: int | None, gpu: tuple[str, int]
+    ) -> LearntMemory | None:
+        """Return the figures of the last load on GPUs of a kind, this number of which shared each layer."""
+        arguments = {**self.arguments, TENSOR[0]: tensor}
+        key = key_of(self.path, self.backend, arguments, weights_bytes, gpu)
+        return memories.find(key, version_in(self.version), cache_flags_of(self.arguments))
 
 
 def key_of(

@@ -1,13 +1,14 @@
 """The place of a worker with `gpus`: which GPUs of this machine it gets, or why it gets none.
 
 Pure functions of the wish, of the GPUs as the driver reports them, and of the claims of other workers. Claims count
-from the decision on, so that two launches at the same moment see each other. A refusal rests on computed figures,
-never on assumed figures.
+from the decision on, so that two launches at the same moment see each other. A refusal rests on computed and on learnt
+figures, never on assumed figures.
 """
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 from attrs import frozen
@@ -15,6 +16,7 @@ from attrs import frozen
 from ichat.config.checks import Gpus
 from ichat.config.engine_args import USABLE
 from ichat.placement.estimate import GIB, Estimate, estimate, refusal_of_sharing, tensor_sizes_of
+from ichat.placement.learnt import LearntMemories, LearntMemory, LoadCircumstances
 from ichat.placement.model_shape import ModelShape
 from ichat.placement.settings import Settings
 from ichat.placement.weights import WeightSums
@@ -59,9 +61,18 @@ class ModelFigures:
     weights: WeightSums
     settings: Settings
 
-    def on(self, tensor: int, gpu_bytes: int | None) -> Estimate:
-        """Return the memory with this number of GPUs for each layer."""
-        return estimate(self.shape, self.weights, attrs.evolve(self.settings, tensor=tensor), gpu_bytes)
+    def on(self, tensor: int, gpu_bytes: int | None, learnt: LearntMemory | None = None) -> Estimate:
+        """Return the memory with this number of GPUs for each layer; `learnt` has figures of such a load."""
+        return estimate(self.shape, self.weights, attrs.evolve(self.settings, tensor=tensor), gpu_bytes, learnt)
+
+
+@frozen
+class LeastMemory:
+    """The memory on each GPU without which a worker cannot start."""
+
+    bytes: int
+    is_learnt: bool = False
+    """Whether it is that of an earlier load; otherwise it is computed, or the operator has given it."""
 
 
 @frozen
@@ -83,24 +94,64 @@ class Wish:
     """The parts of the model beside the GPUs that share each layer."""
     before: Collection[int] = ()
     """The GPUs that it had last: it gets them again if they are free."""
+    circumstances: LoadCircumstances | None = None
+    """By which the figures of earlier loads are found; None: they are not known."""
+    memories: LearntMemories = attrs.field(factory=LearntMemories)
+    """The figures of earlier loads of all models."""
+    there: Mapping[tuple[str, int | None], int] = attrs.field(factory=dict[tuple[str, int | None], int])
+    """How many GPUs of each kind, with its memory, the machine has."""
 
-    def need_on(self, count: int, gpu_bytes: int | None) -> int | None:
-        """Return the least memory on each of this number of GPUs, as far as it is computed; None: it is not known."""
+    def need_on(self, count: int, gpu: PlaceableGpu) -> LeastMemory | None:
+        """Return the least memory on each of this number of such GPUs, learnt where it can be; None: not known."""
         if self.memory_bytes is not None:
-            return self.memory_bytes
-        if self.figures is None:
-            return None
-        found = self.figures.on(max(1, count // self.stages), gpu_bytes)
-        return found.parts[0].bytes + (0 if self.figures.settings.fits_context else found.sequence_bytes)
+            return LeastMemory(self.memory_bytes)
+        found = None if self.figures is None else self.figures.on(self._tensor(count), gpu.memory_bytes)
+        sequence = 0 if found is None or found.fits_context else found.sequence_bytes
+        learnt = self._learnt_on(count, gpu)
+        if learnt is not None and learnt.certain_bytes is not None:
+            return LeastMemory(learnt.certain_bytes + sequence, is_learnt=True)
+        return None if found is None else LeastMemory(found.parts[0].bytes + sequence)
 
-    def counts(self, gpu_bytes: int | None) -> Sequence[int]:
-        """Return the numbers of GPUs of this size to place it on: for "auto" the fewest that hold it, if any do."""
+    def counts(self, gpu: PlaceableGpu) -> Sequence[int]:
+        """Return the numbers of such GPUs to place it on: for "auto" the fewest that hold it, if any do.
+
+        If the machine has not that many by all figures, the fewest count that hold it by computed and learnt figures.
+        """
         if self.gpus != "auto":
             return [math.ceil(self.gpus)]
-        if self.figures is None or gpu_bytes is None:
+        if self.figures is None or gpu.memory_bytes is None:
             return []
-        sizes, figures = tensor_sizes_of(self.figures.shape), self.figures
-        return list(itertools.islice((size * self.stages for size in sizes if figures.on(size, gpu_bytes).fits), 1))
+        found = self._fewest(gpu, self._holds, math.inf)
+        most = self.there.get((gpu.kind, gpu.memory_bytes), 0)
+        if found is None or found > most:
+            found = self._fewest(gpu, self._may_hold, most) or found
+        return [] if found is None else [found]
+
+    def _fewest(self, gpu: PlaceableGpu, holds: Callable[[int, PlaceableGpu], bool], most: float) -> int | None:
+        """Return the fewest such GPUs that hold the model by a function, if these are at most `most`."""
+        assert self.figures is not None
+        counts = (size * self.stages for size in tensor_sizes_of(self.figures.shape))
+        return next((count for count in counts if count <= most and holds(count, gpu)), None)
+
+    def _tensor(self, count: int) -> int:
+        return max(1, count // self.stages)
+
+    def _learnt_on(self, count: int, gpu: PlaceableGpu) -> LearntMemory | None:
+        if self.circumstances is None or gpu.memory_bytes is None:
+            return None
+        tensor, figures = self._tensor(count), self.figures
+        weights = None if figures is None else figures.weights.on_gpu(tensor, figures.settings.pipeline)
+        return self.circumstances.find(self.memories, tensor, weights, (gpu.kind, gpu.memory_bytes))
+
+    def _holds(self, count: int, gpu: PlaceableGpu) -> bool:
+        """Return whether this number of such GPUs holds the model, by all figures."""
+        assert self.figures is not None
+        return bool(self.figures.on(self._tensor(count), gpu.memory_bytes, self._learnt_on(count, gpu)).fits)
+
+    def _may_hold(self, count: int, gpu: PlaceableGpu) -> bool:
+        """Return the same by computed and learnt figures."""
+        need = self.need_on(count, gpu)
+        return need is None or need.bytes <= USABLE * (gpu.memory_bytes or 0)
 
 
 @frozen
@@ -126,6 +177,7 @@ def place(wish: Wish, gpus: Sequence[PlaceableGpu] | None, held: Held) -> Placem
         return Placement()
     if refusal := _refusal(wish, gpus):
         return NoPlace(refusal)
+    wish = _seeing(wish, gpus)
     found = next(_choices(wish, gpus or (), held), None)
     return found or NoPlace(_why_none(wish, gpus or (), held))
 
@@ -134,7 +186,11 @@ def places(wish: Wish, gpus: Sequence[PlaceableGpu] | None, held: Held) -> list[
     """Return the places that a worker could have, the best first, `PLACES_MAX` at most."""
     if wish.gpus == 0 or _refusal(wish, gpus):
         return []
-    return list(itertools.islice(_choices(wish, gpus or (), held), PLACES_MAX))
+    return list(itertools.islice(_choices(_seeing(wish, gpus), gpus or (), held), PLACES_MAX))
+
+
+def _seeing(wish: Wish, gpus: Sequence[PlaceableGpu] | None) -> Wish:
+    return attrs.evolve(wish, there=Counter((gpu.kind, gpu.memory_bytes) for gpu in gpus or ()))
 
 
 def _refusal(wish: Wish, gpus: Sequence[PlaceableGpu] | None) -> str:
@@ -171,9 +227,9 @@ def _order_of_share(wish: Wish, gpu: PlaceableGpu, held: Held) -> tuple[bool, bo
 
 def _whole(wish: Wish, usable: Sequence[PlaceableGpu]) -> Iterator[Placement]:
     groups = [
-        (_order_of(wish, members, count, memory_bytes), count, members)
-        for (_, memory_bytes), members in _kinds_of(usable).items()
-        for count in wish.counts(memory_bytes)
+        (_order_of(wish, members, count), count, members)
+        for members in _kinds_of(usable).values()
+        for count in wish.counts(members[0])
     ]
     for _, count, members in sorted(groups, key=lambda group: group[0]):
         numbers = sorted((gpu.number for gpu in members), key=lambda number: (number not in wish.before, number))
@@ -181,13 +237,14 @@ def _whole(wish: Wish, usable: Sequence[PlaceableGpu]) -> Iterator[Placement]:
             yield Placement(tuple(sorted(chosen)))
 
 
-def _order_of(wish: Wish, members: Sequence[PlaceableGpu], count: int, memory_bytes: int | None) -> tuple[int, ...]:
+def _order_of(wish: Wish, members: Sequence[PlaceableGpu], count: int) -> tuple[int, ...]:
     """Return the place of a kind of GPUs in the order of choice, for sorting.
 
     The fewest GPUs are first, then those that the worker had last, then the smallest that are known to be enough.
     """
     had = sum(gpu.number in wish.before for gpu in members)
-    size = memory_bytes if memory_bytes is not None and wish.need_on(count, memory_bytes) is not None else 0
+    size = members[0].memory_bytes or 0
+    size = size if size and wish.need_on(count, members[0]) is not None else 0
     return count, -had, size, min(gpu.number for gpu in members)
 
 
@@ -254,15 +311,18 @@ def _why_no_share(gpu: PlaceableGpu, share: float, held: Held) -> str:
 
 def _why_too_small(wish: Wish, gpu: PlaceableGpu) -> str:
     size, share = gpu.memory_bytes, wish.gpus if isinstance(wish.gpus, float) else 1.0
-    counts = wish.counts(size)
+    counts = wish.counts(gpu)
     if size is None:
         return ""
     if not counts:
         return f"GPU {gpu.number} has {_gib(size)} GiB, and no number of such GPUs holds the model"
-    need, given = wish.need_on(counts[0], size), math.floor(USABLE * share * size)
-    if need is None or need <= given:
+    need, given = wish.need_on(counts[0], gpu), math.floor(USABLE * share * size)
+    if need is None or need.bytes <= given:
         return ""
-    return f"GPU {gpu.number} gives {_gib(given)} of its {_gib(size)} GiB, and the model needs {_gib(need)}"
+    source = ", as learnt from an earlier load" if need.is_learnt else ""
+    return (
+        f"GPU {gpu.number} gives {_gib(given)} of its {_gib(size)} GiB, and the model needs {_gib(need.bytes)}{source}"
+    )
 
 
 def _why_none(wish: Wish, gpus: Sequence[PlaceableGpu], held: Held) -> str:
@@ -281,7 +341,7 @@ def _why_none(wish: Wish, gpus: Sequence[PlaceableGpu], held: Held) -> str:
 def _needed(wish: Wish, gpus: Sequence[PlaceableGpu]) -> str:
     if isinstance(wish.gpus, float):
         return f"{100 * wish.gpus:g} % of a GPU"
-    counts = {count for gpu in gpus for count in wish.counts(gpu.memory_bytes)}
+    counts = {count for gpu in gpus for count in wish.counts(gpu)}
     if counts == {1}:
         return "a GPU of its own"
     return f"{' or '.join(map(str, sorted(counts))) or 'larger or more'} GPUs of the same kind"
@@ -311,7 +371,7 @@ def _change_that_helps(wish: Wish, gpus: Sequence[PlaceableGpu]) -> str:
         return f"This machine has at most {most} of the same kind: lower gpus."
     if wish.figures is None or wish.memory_bytes is not None:
         return ""
-    enough = {count for gpu in gpus for count in attrs.evolve(wish, gpus="auto").counts(gpu.memory_bytes)}
+    enough = {count for gpu in gpus for count in attrs.evolve(wish, gpus="auto").counts(gpu)}
     return f"{min(enough)} such GPUs would do." if enough else ""
 
 

@@ -21,6 +21,7 @@ import attrs
 import psutil
 import trio
 
+from ichat import __version__
 from ichat.config.engine_args import arguments_of
 from ichat.config.own_secret import is_running
 from ichat.config.process_marks import RELAY_VARIABLE, mark_of
@@ -33,6 +34,7 @@ from ichat.placement.learnt import LearntMemory
 from ichat.preflight.hub import HubFacts, ask_hub, read_hub
 from ichat.preflight.model_files import has_architecture, lack_of
 from ichat.preflight.model_memory import MemoryNeed, read_need
+from ichat.program import is_installed
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +50,24 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that `gpu_ids` sets, unless the engine's section names another."""
 
-_ABSENT, _OLD = 73, 74
+_ABSENT, _OLD, _WITHOUT = 73, 74, 75
 _PROBE = f"""
 import sys
 if sys.version_info < {PYTHON_NEEDED}:
     sys.exit({_OLD})
 import importlib.metadata, importlib.util
-name, built_in = sys.argv[1], sys.argv[2] == "1"
+name, built_in, ours = sys.argv[1], sys.argv[2] == "1", sys.argv[3]
 if built_in:
     spec = importlib.util.find_spec(name)
     found = spec is not None and spec.origin is not None
 else:
     found = bool(importlib.metadata.entry_points(group="ichat.engines", name=name))
-sys.exit(0 if found else {_ABSENT})
+if not found:
+    sys.exit({_ABSENT})
+try:
+    sys.exit({_WITHOUT} if ours and importlib.metadata.version("ichat") != ours else 0)
+except importlib.metadata.PackageNotFoundError:
+    sys.exit({_WITHOUT})
 """
 _OTHER_CONFIGS = frozenset(("hf_config_path", "hf_overrides", "json_model_override_args", "config_format", "config"))
 """Arguments that may say a model's architecture in the place of its config.json."""
@@ -69,10 +76,16 @@ _ARCHITECTURE = {"vllm": ("architectures", "model_type", "auto_map"), "sglang": 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 PortState = Literal["free", "taken", "forbidden", "elsewhere", "unknown_host", "refused"]
-PythonState = Literal["right", "missing", "directory", "not_executable", "old", "without_engine", "broken", "silent"]
+PythonState = Literal[
+    "right", "missing", "directory", "not_executable", "old", "without_engine", "without_ichat", "broken", "silent"
+]
 ModelState = Literal[
     "right", "unchecked", "missing", "unreadable", "without_config", "without_architecture", "incomplete", "not_a_model"
 ]
+
+
+_STATES: Mapping[int, PythonState] = {0: "right", _ABSENT: "without_engine", _OLD: "old", _WITHOUT: "without_ichat"}
+"""The states of an interpreter by the exit codes of the probe."""
 
 
 class KnownPythons(set[tuple[object, ...]]):
@@ -288,7 +301,9 @@ def _read_python(
         key = (path, *times, backend, environment.get("PYTHONPATH"))
         if key in known:
             return "right", ""
-        state, words = run_probe([path, "-c", _PROBE, backend, str(int(backend in ENGINES))], environment, probe_s)
+        ours = __version__ if is_installed() else ""
+        command = [path, "-c", _PROBE, backend, str(int(backend in ENGINES)), ours]
+        state, words = run_probe(command, environment, probe_s)
     except OSError as error:
         return "broken", error.strerror or str(error)
     except ValueError:  # an environment that no process can have: the start itself reports it
@@ -313,9 +328,8 @@ def run_probe(command: list[str], environment: Mapping[str, str], probe_s: float
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return "silent", ""
-        states: dict[int, PythonState] = {0: "right", _ABSENT: "without_engine", _OLD: "old"}
-        if code in states:
-            return states[code], ""
+        if code in _STATES:
+            return _STATES[code], ""
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4096))
         lines = output.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -9,6 +9,7 @@ from ichat.config.engine_args import Arguments
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.load_phases import hub_cache
 from ichat.placement.estimate import estimate
+from ichat.placement.learnt import LOADS_DIFFER
 from ichat.placement.model_shape import ModelShape, UnknownShape, read_shape
 from ichat.placement.settings import settings_of
 from ichat.placement.weights import DamagedFile, Tensor, WeightSums, implied_tensors, sum_weights
@@ -28,10 +29,6 @@ class ModelDescription:
     def weights(self, element: float = 2.0) -> WeightSums:
         """Return the size of the weights; `element` is that of an element that is not quantized."""
         return sum_weights(self.shape, self.tensors, element)
-
-
-LOADS_DIFFER = 0.03
-"""The share of the memory beside the KV cache by which two equal loads may differ."""
 
 
 @frozen

@@ -12,6 +12,7 @@ from typing import Literal
 
 import attrs
 
+from ichat import __version__
 from ichat.config.engine_args import PIPELINE, SHARE, TENSOR, arguments_of, is_over_machines
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import refusals_of
@@ -30,6 +31,7 @@ from ichat.preflight.facts import (
 )
 from ichat.preflight.hub import problems_of_hub
 from ichat.preflight.learnt_file import need_on
+from ichat.program import as_typed_here
 
 HOLDERS_MAX = 3
 BALANCE = 0.9
@@ -37,8 +39,8 @@ BALANCE = 0.9
 
 OF_THE_WORKER = frozenset((
     "backend", "be", "gateway_address", "ga", "served_model_name", "model_name", "n", "heartbeat_interval", "hi",
-    "worker_id", "host", "port", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca", "orphan_after_s",
-    "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
+    "worker_id", "host", "port", "ports", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca",
+    "orphan_after_s", "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
     "client_stall_s", "drain_s", "stop_s", "log_format", "responses_max", "responses_bytes_max", "reasoning_field",
     "prefix_reports", "media_domains", "explain_args", "list_flags", "help", "order",
 ))  # fmt: skip
@@ -53,7 +55,7 @@ class Obstacle:
 
     subject: Subject
     """The subject of the problem."""
-    sentence: str
+    sentence: str = attrs.field(converter=as_typed_here)
     """The problem, and the remedy."""
 
 
@@ -158,6 +160,10 @@ def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) 
         "not_executable": f"{it} may not be executed by this user: correct its permissions, or {says}.",
         "old": f"{it} is older than Python {needed}, which iChat needs: {says}, to a newer Python.",
         "without_engine": f"{engine} is not installed for {python}: {says}, to an interpreter that has it, or {make}.",
+        "without_ichat": (
+            f"iChat {__version__} is not installed for {python}, where this gateway starts the worker: run"
+            f" `uv pip install --python {shlex.quote(python)} ichat=={__version__}`."
+        ),
         "broken": f"{it} does not run ({words or 'it writes nothing'}): repair it, or {says}.",
         "silent": f"{it} did not answer within {PROBE_S:g} s: see what holds it up, or {says}.",
     }

@@ -9,22 +9,27 @@ import attrs
 from ichat.config.engine_args import USABLE, arguments_of, has_share, stages_of
 from ichat.config.process_marks import WORKER_VARIABLE, mark_of
 from ichat.config.schema import ManagedWorkerConfig
+from ichat.engines.kept_flags import version_of
 from ichat.hardware.gpus import Gpu
 from ichat.placement.estimate import GIB
+from ichat.placement.learnt import LoadCircumstances
 from ichat.placement.model_shape import UnknownShape
 from ichat.placement.place import Held, ModelFigures, NoPlace, PlaceableGpu, Placement, Wish, place
 from ichat.placement.settings import settings_of
 from ichat.placement.weights import DamagedFile
 from ichat.preflight.claims import claims_of
-from ichat.preflight.facts import VISIBLE
+from ichat.preflight.facts import VISIBLE, real_path_of
 from ichat.preflight.model_memory import describe_model
 
 UNKNOWN_RESERVE = 0.1
 """The share of its claim that SGLang keeps for steps and graphs, if the model's figures are not known."""
 
 
-def read_wish(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Wish:
-    """Return the wish of a worker with `gpus`. It reads files of the model, so it belongs in a thread."""
+def read_wish(worker: ManagedWorkerConfig, environment: Mapping[str, str], python: str) -> Wish:
+    """Return the wish of a worker with `gpus`, without the figures of earlier loads.
+
+    `python` is its engine's interpreter. It reads files of the model and of the engine, so it belongs in a thread.
+    """
     assert worker.gpus is not None
     arguments, figures, unknown = arguments_of(worker), None, ""
     try:
@@ -43,7 +48,15 @@ def read_wish(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Wi
         unknown=unknown,
         memory_bytes=None if worker.gpu_memory_gib is None else math.ceil(worker.gpu_memory_gib * GIB),
         stages=stages_of(arguments),
+        circumstances=_circumstances_of(worker, python),
     )
+
+
+def _circumstances_of(worker: ManagedWorkerConfig, python: str) -> LoadCircumstances | None:
+    version = version_of(worker.backend, python)
+    if version is None:
+        return None
+    return LoadCircumstances(real_path_of(worker.model_path), worker.backend, arguments_of(worker), version)
 
 
 def unbooked(gpus: Sequence[Gpu] | None) -> list[PlaceableGpu] | None:

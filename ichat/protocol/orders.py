@@ -12,6 +12,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.checks import is_worker_id
+from ichat.config.ray import ports_in
 from ichat.config.strict import Between, checked, problems_of, section_hook, strict_converter
 from ichat.protocol.field_checks import FAILURE_CHARACTERS_MAX, are_args, at_most, is_name, printable
 
@@ -25,6 +26,17 @@ REPORT_BYTES_MAX = 4 * 1024 * 1024
 _WHY_CHARACTERS_MAX = 200
 _BOUNDS_MAX = 64
 _is_sentence = printable(FAILURE_CHARACTERS_MAX)
+
+
+def are_ports(value: str) -> None:
+    """Raise ValueError unless this is a range of ports, or empty."""
+    if value:
+        ports_in(value)
+
+
+def _is_name_or_empty(value: str) -> None:
+    if value:
+        is_name(value)
 
 
 def shown_line(text: str) -> str:
@@ -63,6 +75,12 @@ class WorkerOrder:
     """The gateway's bounds on requests, by their names in `[limits]`."""
     timeouts: dict[str, float] = checked(at_most(_BOUNDS_MAX, "timeouts"))
     """The gateway's bounds on waits, by their names in `[timeouts]`."""
+    address: str = checked(_is_name_or_empty, "")
+    """The machine's own address, by which others reach the worker; "": the address towards the gateway."""
+    ports: str = checked(are_ports, "")
+    """The range of ports on which the worker may listen, such as "20000-20999"; "": the port in its table, or any."""
+    ends_with_parent: bool = False
+    """Whether the worker ends with the program that has started its guard, also if that program ignores hang-ups."""
 
 
 @attrs.frozen

@@ -28,6 +28,7 @@ from ichat.proxy.control_plane import ControlPlane
 from ichat.proxy.desk import Desk
 from ichat.proxy.exchange import Exchange, client_address
 from ichat.proxy.finished_requests import FinishedRequests
+from ichat.proxy.lanes import LaneMeter
 from ichat.proxy.late_usage import Spender
 from ichat.proxy.planes import CONTROL_BYTES_MAX, RequestKind, is_control, kind_of
 from ichat.proxy.refusals import over_limit
@@ -87,6 +88,7 @@ class Gateway:
         }
         """The answers to workers, by the routes."""
         self.in_flight = RequestsInFlight()
+        self.lanes = LaneMeter(self.in_flight)
         self.finished = finished
         heartbeats.used_late.add(context.late_usage.settle)
         context.late_usage.used.add(self._count_late)
@@ -98,6 +100,7 @@ class Gateway:
             *([tracing] if tracing.sends_spans else ()),
             *([access] if access.enabled else ()),
             finished,
+            self.lanes,
         ]
         """Each of them gets the record of each request when the request has ended."""
         self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import trio
 
-from ichat.config.command_line import own_command
 from ichat.config.process_marks import RELAY_VARIABLE
 from ichat.config.schema import Config
+from ichat.program import own_command
 from ichat.relays.adoption import Trying
 from ichat.relays.link import whole
 from ichat.relays.owner_talk import OwnerTalk

@@ -59,6 +59,7 @@ from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
+from ichat.security.keys import ray_token
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.security.origins import site_of
 from ichat.security.rate_limits import Quotas
@@ -88,6 +89,7 @@ def secure_parts(config: Config, made: MadeKeys = NO_KEYS, secret: str = "") -> 
     if problems := sorted(made.contradictions(config, time.time())):
         raise Exit(EXIT_USAGE, f"The configuration contradicts made keys: {'; '.join(problems)}.")
     settings = config.server_settings
+    ray_token(config.ray)
     tls = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         tls = server_context(settings.tls_certificate, settings.tls_key)
@@ -303,7 +305,7 @@ def _build_operation(
     reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check, prepare=prepare)
     overview = Overview(
         fleet.table, fleet.directory, context, control.monitor, history,
-        data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+        data.handler.in_flight, data.handler.lanes, control.heartbeats.gateway_id, time.time(),
         state.starts, data.figures,
     )  # fmt: skip
     events = EventStreams(overview, ledger, reloader)

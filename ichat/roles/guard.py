@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TextIO, cast
@@ -21,6 +22,7 @@ import attrs
 import httpx
 import trio
 
+from ichat.config.engine_args import arguments_of, uses_ray
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, Limits, ManagedWorkerConfig, Timeouts
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
@@ -85,8 +87,9 @@ def read_command_line(argv: Sequence[str]) -> Options:
 
 async def run(options: Options) -> int:
     """Run the worker of an order to its end; return the exit code. Raises Exit if it cannot be started."""
+    parent = os.getppid()
     order = await fetch(options)
-    guard = Guard(options, order)
+    guard = Guard(options, order, parent)
     with trio.open_signal_receiver(*_ending_signals()) as signals:
         return await guard.run(signals)
 
@@ -133,17 +136,19 @@ def _message_in(response: httpx.Response) -> str:
 class Guard:
     """Starts the worker of an order, and ends all its processes."""
 
-    def __init__(self, options: Options, order: WorkerOrder) -> None:
-        """Raises Exit 64 for an order of a gateway that this program does not understand."""
+    def __init__(self, options: Options, order: WorkerOrder, parent: int) -> None:
+        """`parent` is the process that has started the guard. Raises Exit 64 for an order of an unknown version."""
         self._options = options
         self._order = order
+        self._parent = parent
         try:
             self._config = Config(limits=Limits(**order.limits), timeouts=Timeouts(**order.timeouts))
             spec = read_worker(order.worker, self._config)
         except (ApiError, TypeError) as error:
             what = f"This program ({sys.argv[0]}) is not of the gateway's version: {error}"
             raise Exit(EXIT_USAGE, what) from error
-        self._spec = spec if spec.port is not None else attrs.evolve(spec, port=0)
+        self._spec = attrs.evolve(spec, port=spec.port or 0, env={**addresses_for_engine(order.address), **spec.env})
+        leave_ray(self._spec)
         self._gpus = GpuReader()
         self._buffer = LineBuffer()
         self._hurry = trio.Event()
@@ -212,10 +217,13 @@ class Guard:
     def _flags(self, spec: ManagedWorkerConfig) -> list[str]:
         """Return the worker's flags for its gateway, and the addresses where it listens."""
         options, timeouts = self._options, self._config.timeouts
-        more = {"host": spec.host, "gateway_ca": options.gateway_ca, "advertise_host": options.advertise_host}
+        host, shown = spec.host, options.advertise_host
+        if host is None and self._order.address:
+            host, shown = place_of(self._order.address, shown)
+        more = {"host": host, "gateway_ca": options.gateway_ca, "advertise_host": shown}
         return [
             f"--gateway-address={options.gateway_address}",
-            f"--port={spec.port}",
+            f"--ports={self._order.ports}" if self._order.ports else f"--port={spec.port}",
             f"--orphan-after-s={timeouts.orphan_after_s:g}",
             f"--log-format={options.log_format}",
             *(f"--{name.replace('_', '-')}={value}" for name, value in more.items() if value is not None),
@@ -235,8 +243,27 @@ class Guard:
             nursery.start_soon(reap_forever, self)
             nursery.start_soon(until, process.wait, "")
             nursery.start_soon(until, signals.__anext__, "a signal has asked for it")
-            nursery.start_soon(until, _wait_for_end_of_parent, "its parent process has ended")
+            nursery.start_soon(until, self._wait_for_end_of_parent, "its parent process has ended")
         return "" if process.has_ended else found
+
+    async def _wait_for_end_of_parent(self) -> None:
+        """Wait until the guard has lost its parent; for ever if it may outlive it.
+
+        It may if nohup has started it, or a service manager, unless the order says otherwise.
+        """
+        is_free = self._parent <= 1 or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        if is_free and not self._order.ends_with_parent:
+            await trio.sleep_forever()
+        if os.getppid() != self._parent:
+            return
+        try:
+            process = AdoptedProcess(self._parent)
+        except ProcessLookupError:
+            return
+        try:
+            await process.wait()
+        finally:
+            process.close()
 
     async def _hurry_on_signal(self, signals: AsyncIterator[int]) -> None:
         await anext(signals)
@@ -285,22 +312,33 @@ class _Output:
         await trio.to_thread.run_sync(read_rest)
 
 
-async def _wait_for_end_of_parent() -> None:
-    """Wait until this process has lost its parent; for ever if it may outlive it.
+def leave_ray(worker: ManagedWorkerConfig) -> None:
+    """Remove Ray's variables from this process's environment, unless the worker's engine uses Ray itself.
 
-    It may if nohup has started it, or a service manager.
+    Ray puts its own token and the whole job into the environment of each job. Variables of the worker's table stay.
     """
-    parent = os.getppid()
-    if parent <= 1 or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        await trio.sleep_forever()
-    try:
-        process = AdoptedProcess(parent)
-    except ProcessLookupError:
-        return
-    try:
-        await process.wait()
-    finally:
-        process.close()
+    if not uses_ray(arguments_of(worker)):
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+
+
+def addresses_for_engine(address: str) -> dict[str, str]:
+    """Return the variables by which engines know their machine's address; "": they find it themselves."""
+    return dict.fromkeys(("VLLM_HOST_IP", "SGLANG_HOST_IP"), address) if address else {}
+
+
+def place_of(host: str, shown: str | None) -> tuple[str, str | None]:
+    """Return where a worker listens, and the address that it registers; None: the same.
+
+    `host` is the wish for both. It may be no address of this machine, as in a container behind a NAT.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return "::" if family == socket.AF_INET6 else "0.0.0.0", shown or host
+    return host, shown
 
 
 def _ending_signals() -> list[signal.Signals]:

@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ichat.config.command_line import CommandLineParser, own_command
+from ichat.config.command_line import CommandLineParser
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
+from ichat.program import own_command
 from ichat.service_manager import NOTIFY_VARIABLE, WATCHDOG_VARIABLE, Notifier, become_subreaper
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.2, 5.0

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Seque
 import attrs
 import trio
 
+from ichat.config.ray import ports_in
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines.engine import Describer, Narrator, find
 from ichat.engines.load_phases import LoadTracker, TimedText
@@ -29,7 +30,7 @@ from ichat.engines.translation import explain
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
-from ichat.http.listeners import open_listeners, open_unix_listener, port_of, reserve_port
+from ichat.http.listeners import open_listeners, open_listeners_in, open_unix_listener, port_of, reserve_port
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.lines import LINES_MAX, LineBuffer
 from ichat.protocol.messages import sentence
@@ -186,7 +187,10 @@ async def run(
 
 async def _open_sockets(options: Options, host: str) -> tuple[list[socket.socket], int]:
     """Return the sockets at which the worker listens, and its port; 0 for none."""
-    listeners = await open_listeners(host, options.port) if options.port is not None else []
+    if options.ports:
+        listeners = await open_listeners_in(host, *ports_in(options.ports))
+    else:
+        listeners = await open_listeners(host, options.port) if options.port is not None else []
     port = port_of(listeners) if listeners else 0
     if options.unix_socket is not None:
         listeners.append(open_unix_listener(options.unix_socket))

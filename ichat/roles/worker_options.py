@@ -23,6 +23,7 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.preflight.facts import ENGINES, Facts, read_model
 from ichat.preflight.obstacles import problems_of_model
 from ichat.protocol.messages import parse_heartbeat
+from ichat.protocol.orders import are_ports
 from ichat.roles.heartbeat_sender import is_address
 
 _MODEL = ("--model", "--model-path")
@@ -84,6 +85,7 @@ class Options:
         8000, "where to listen (8000; 0 for any free port; none: on --unix-socket only)", type=_port, metavar="PORT"
     )
     """None: the worker listens on `unix_socket` only."""
+    ports: str = _flag("", "where to listen instead of --port: the first free port of a range, such as 20000-20999")
     advertise_host: str | None = _flag(
         None, "how the gateway reaches this worker, if that is not clear", metavar="HOST"
     )
@@ -201,6 +203,10 @@ def _mistakes_in(options: Options) -> Iterator[str]:
     """Yield the mistakes that argparse accepts, each in a sentence."""
     if options.port is None and options.unix_socket is None:
         yield "--port none needs --unix-socket: no gateway could reach the worker"
+    try:
+        are_ports(options.ports)
+    except ValueError as error:
+        yield f"--ports {error}"
     if not 0 <= options.orphan_after_s < math.inf:
         yield f"--orphan-after-s must be 0 or more, not {options.orphan_after_s}"
     if options.responses_max < 0 or options.responses_bytes_max < 0:

@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, MutableMapping
 
+from ichat.config.ray import RaySettings
 from ichat.errors import EXIT_USAGE, Exit, forbidden
 
 PREFIX = "sk-ichat-"
@@ -101,6 +102,16 @@ def key_in(variable: str, where: str) -> str:
             " start: a later variable needs a restart.",
         )
     return key
+
+
+def ray_token(settings: RaySettings) -> str:
+    """Return the token of `[ray]`, "" if the cluster needs none. Raises Exit 64 where the environment has none."""
+    if settings.token_env is None:
+        return ""
+    token = read_key(settings.token_env)
+    if not token.isascii() or not token.isprintable() or token != token.strip() or not token:
+        raise Exit(EXIT_USAGE, f"ray.token_env: the environment has no usable token in {settings.token_env}.")
+    return token
 
 
 def digest_in(hash_: str | None, variable: str | None, where: str) -> bytes | None:

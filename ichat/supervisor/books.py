@@ -4,7 +4,7 @@ Each launch has its claim from the decision on until nothing of it is left. Noth
 other claims and the booking, so two launches at the same moment see each other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -119,7 +119,7 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
     are loaded in turn, since each measures the memory that is free meanwhile.
     """
     spec = worker.spec
-    wish = evolve(await context.launcher.wish(context.config, spec), before=tuple(worker.placed_last))
+    wish = evolve(await _wish_of(spec, context), before=tuple(worker.placed_last))
     tried: object = None
     while True:
         gpus, until = await context.launcher.placeable(context.config, spec), trio.current_time() + REREAD_S
@@ -135,6 +135,11 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
                 context.managed.lack(worker.record, found.sentence)
             with trio.move_on_at(until):
                 await context.table.changed.wait()
+
+
+async def _wish_of(spec: ManagedWorkerConfig, context: SupervisorContext) -> Wish:
+    """Return the wish of a worker with `gpus`, with the figures of earlier loads."""
+    return evolve(await context.launcher.wish(context.config, spec), memories=context.learnt)
 
 
 def book(
@@ -171,10 +176,7 @@ async def objection_to(
     """
     if spec.gpus is None:
         return spec, ""
-    wish, gpus = (
-        await context.launcher.wish(context.config, spec),
-        await context.launcher.placeable(context.config, spec),
-    )
+    wish, gpus = await _wish_of(spec, context), await context.launcher.placeable(context.config, spec)
     found = place(wish, gpus, {} if is_later else books.beside(None))
     if isinstance(found, NoPlace):
         return spec, found.sentence
@@ -200,7 +202,7 @@ class PossiblePlaces:
         for worker_id in self._read.keys() - self._workers.keys():
             del self._read[worker_id]
         for one in due:
-            wish = await context.launcher.wish(context.config, one.spec)
+            wish = await _wish_of(one.spec, context)
             gpus = await context.launcher.placeable(context.config, one.spec)
             self._read[one.record.id] = one.spec, wish, gpus, trio.current_time() + REREAD_S
 
@@ -212,13 +214,17 @@ class PossiblePlaces:
     def _is_fresh(self, worker: BookedWorker, now: float) -> bool:
         return not self.is_unknown(worker) and now < self._read[worker.record.id][3]
 
-    def of(self, worker: BookedWorker) -> Sequence[Claims]:
-        """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`."""
+    def of(self, worker: BookedWorker, movable: Collection[str] = ()) -> Sequence[Claims]:
+        """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`.
+
+        The workers with the ids in `movable` would make room as well.
+        """
         known = self._read.get(worker.record.id)
         if worker.spec.gpus is None or known is None or known[0] is not worker.spec:
             return ()
         _, wish, gpus, _ = known
-        permanent = {name: one for name, one in self._workers.items() if not one.is_on_demand}
+        others = self._workers.items()
+        permanent = {name: one for name, one in others if not (one.is_on_demand or name in movable)}
         unused = None if gpus is None else [evolve(gpu, used_bytes=None) for gpu in gpus]
         found = places(evolve(wish, before=tuple(worker.placed_last)), unused, Books(permanent).beside(worker))
         address = claims_of(worker.spec, has_gpus=True).address

@@ -108,6 +108,8 @@ class SupervisorContext:
 
         `is_later` leaves out resources that another worker may have now and will give back.
         """
+        if spec.on != "here":
+            return [f"This gateway starts no workers on {spec.on} yet."]
         facts = with_learnt(await self.launcher.facts(self.config, spec, limiter), spec, self.learnt)
         python = python_of(self.config, spec)
         return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]

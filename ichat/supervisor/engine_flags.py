@@ -16,11 +16,11 @@ from typing import Any, cast
 import attrs
 import trio
 
-from ichat.config.command_line import own_command
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.engines.engine import BUILT_IN
 from ichat.engines.kept_flags import Interpreter, KeptFlags, keep, read_kept, version_of
 from ichat.errors import ApiError
+from ichat.program import own_command
 from ichat.supervisor.launch import environment_of, python_of
 
 FAILED_MAX = 16

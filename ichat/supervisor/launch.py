@@ -2,16 +2,14 @@
 
 import os
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 
-import ichat
-from ichat.config.command_line import own_command
 from ichat.config.engine_args import implied_arguments
 from ichat.config.interpreters import find_interpreter
 from ichat.config.process_marks import RELAY_VARIABLE, WORKER_VARIABLE
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.engines.flags import engine_flags
+from ichat.program import is_installed, is_pyz, own_command, package_directory
 from ichat.security.keys import TOKEN_FD_VARIABLE, read_key, without_keys
 from ichat.supervisor import processes
 
@@ -141,7 +139,7 @@ def own_environment(config: Config) -> dict[str, str]:
     upstreams = (*config.external_routes, *config.registered_servers)
     ours |= {one.api_key_env for one in upstreams if one.api_key_env is not None}
     environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}
-    if not zipfile.is_zipfile(sys.argv[0]):
-        source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    if not is_pyz() and not is_installed():
+        paths = [package_directory(), os.environ.get("PYTHONPATH")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment

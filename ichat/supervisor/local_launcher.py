@@ -70,7 +70,8 @@ class LocalLauncher:
 
     async def wish(self, config: Config, spec: ManagedWorkerConfig) -> Wish:
         """Return the wish of a worker with `gpus`, by its model's files here."""
-        return await trio.to_thread.run_sync(read_wish, spec, environment_of(config, spec, ""))
+        environment, python = environment_of(config, spec, ""), python_of(config, spec)
+        return await trio.to_thread.run_sync(read_wish, spec, environment, python)
 
     async def placeable(self, config: Config, spec: ManagedWorkerConfig) -> Sequence[PlaceableGpu] | None:
         """Return the GPUs that this machine has for such a worker; None if they are not known."""

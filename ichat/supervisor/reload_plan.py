@@ -50,6 +50,8 @@ class Running:
     """The id of the new worker that will replace it once that is ready; empty if none will."""
     placed: Sequence[int] = ()
     """The GPUs that the gateway has chosen for it."""
+    serves: bool = True
+    """Whether it serves its model, or has done so since its newest start and may do so again."""
     is_ready: bool = True
     """Whether it serves its model, or waits to be wanted."""
     requests: int = 0
@@ -89,8 +91,6 @@ class ReloadStep:
     """A line of the plan, for operators."""
 
     action: Action
-    """Workers start, stop and restart; other things are added and removed. `update` changes what runs without a
-    restart of it; `later` waits for the gateway's next start."""
     what: str
     """A worker, an external route, or a path in the configuration."""
     why: str
@@ -299,9 +299,9 @@ def _marked(
         if change.action == "stop" and need:
             yield attrs.evolve(change, why=need)
         elif change.action == "restart" and change.spec is not None and one is not None and one.has_process:
-            rolls = one.is_ready and not one.is_down and copies[change.spec.model_name] > 1
-            gap = _ROLLS if rolls else "" if one.is_down else _gap(change.spec, need)
-            yield attrs.evolve(change, new_first=not need, rolls=rolls, gap=gap)
+            rolls = one.is_ready and copies[change.spec.model_name] > 1
+            gap = _ROLLS if rolls else _gap(change.spec, need) if one.serves else ""
+            yield attrs.evolve(change, new_first=not need and one.serves, rolls=rolls, gap=gap)
         elif change.worker_id not in left_out:
             yield change
 

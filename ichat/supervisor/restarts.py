@@ -70,6 +70,11 @@ class Restarts:
         """Return the id of the new worker that will replace a worker; "" if none will."""
         return self._replaced[worker_id].id if worker_id in self._replaced else ""
 
+    def serves(self, worker: ManagedWorker) -> bool:
+        """Return whether a worker serves its model, or has done so since its newest start and may do so again."""
+        record = worker.record
+        return worker.is_wanted and not record.is_down and (record.was_ready or self._is_ready(worker))
+
     def under_way(self) -> Sequence[str]:
         """Return the ids of the workers that will be replaced or restarted."""
         return [*self._replaced, *self._waiting]
@@ -99,8 +104,7 @@ class Restarts:
         """Have another process with this table, in a new worker if the old worker may serve until that is ready."""
         spec = change.spec
         assert spec is not None
-        serves = worker.is_wanted and not worker.record.is_down and worker not in self._replaced.values()
-        if change.new_first and spec.load == "start" and serves:
+        if change.new_first and spec.load == "start" and self.serves(worker) and worker not in self._replaced.values():
             new = self._replaced[worker.id] = self._start(spec)
             log.info("worker %s will replace worker %s once it is ready", new.id, worker.id)
         else:
@@ -112,7 +116,7 @@ class Restarts:
             copies = [
                 ModelCopy(one.id, one.is_wanted and self._is_ready(one), one.id in self._waiting)
                 for one in self._workers.values()
-                if one.spec.model_name == model and not (one.is_launched or one.is_leaving)
+                if one.spec.model_name == model and not (one.is_launched or one.is_leaving) and self._counts(one)
             ]
             if (worker_id := next_restart(copies)) is not None:
                 self._restart(self._workers[worker_id], self._waiting.pop(worker_id))
@@ -120,6 +124,10 @@ class Restarts:
         for worker_id in [*self._waiting]:
             if worker_id not in self._workers or self._workers[worker_id].is_leaving:
                 del self._waiting[worker_id]
+
+    def _counts(self, worker: ManagedWorker) -> bool:
+        """Return whether the restarts of its model's copies wait for a worker: it will serve without a request."""
+        return worker.id in self._waiting or (worker.is_wanted and not worker.record.has_failed)
 
     def _end_replaced(self) -> None:
         """End the workers with new workers that are ready, or will be loaded on demand, unless a reload keeps them."""

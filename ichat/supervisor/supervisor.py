@@ -92,11 +92,11 @@ class Supervisor:
         begin = functools.partial(self._start, is_launched=False)
         self.commands = WorkerCommands(self._workers, self.stopped, self._restarts, start=begin, remove=self.remove)
         """Stops, starts, restarts and drains single workers."""
-        self.scaler = Scaler(self._context, balancer, self._workers, self.copies)
-        """Adds and ends copies by the load."""
         self._handed: HandedWorkers | None = None
-        self.loader = Loader(self._context, balancer, self._workers)
+        self.loader = Loader(self._context, balancer, self._workers, self.copies)
         """Loads and unloads the models that are loaded on demand."""
+        self.scaler = Scaler(self._context, balancer, self._workers, self.copies, self.loader)
+        """Adds and ends copies by the load."""
         self.learner = MemoryLearner(self._context, self._workers, state.path, self.gpus)
         """Learns from loads how much memory models need."""
 

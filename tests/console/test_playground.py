@@ -229,6 +229,35 @@ def test_two_models_side_by_side(play, model):
     expect(answers(play, 1)).to_contain_text("Forty-two.")
 
 
+def test_a_scoreboard_compares_two_answers_and_is_a_picture(play, model):
+    """Both answers' figures stand side by side with a winner; a failed answer loses, and messages won are counted."""
+    play.context.watched.allowed.append("status of 500")
+    play.add_init_script("delete Navigator.prototype.clipboard")
+    play.reload()
+    play.get_by_label("Model 1").select_option("wise")
+    play.get_by_role("button", name="Compare with another").click()
+    play.get_by_label("Model 2").select_option("brief")
+    board = play.get_by_role("table", name="Scoreboard")
+    expect(board).to_have_count(0)
+    model.scripts["brief"] = {"status": 500}
+    say(play, "The answer?")
+    expect(answers(play, 2)).to_have_attribute("data-state", "failed")
+    expect(answers(play, 1)).to_have_attribute("data-state", "done")
+    expect(board.get_by_role("row")).to_have_count(5)
+    expect(board.get_by_role("columnheader")).to_have_text(["wise", "Figure", "brief"])
+    expect(play.locator(".card", has=board)).to_contain_text("wise wins.")
+    expect(board.get_by_role("row", name=re.compile("Whole answer"))).not_to_contain_text("better")
+    say(play, "Again?")
+    expect(play.locator(".card", has=board)).to_contain_text("Messages won: 2 to 0.")
+    copy = play.get_by_role("button", name="Copy as a picture")
+    copy.focus()
+    with play.expect_download() as saved:
+        play.keyboard.press("Enter")
+    picture = saved.value.path().read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert int.from_bytes(picture[16:20]) == 1920
+
+
 def test_a_second_model_has_a_conversation_of_its_own(play, model):
     """What the first has answered never stands under the other's name, and the other is not told of it."""
     say(play, "The answer?")

@@ -238,17 +238,30 @@ def test_in_the_middle_of_a_plain_request(place):
     record(place, "plain", seconds, stream=False)
 
 
+def most_running(place, answer, parts):
+    """Wait until the engine works on so many parts at once, or the answer is there; return the most that were seen."""
+    seen = []
+    place.program.until(lambda: seen.append(place.running()) or seen[-1] == parts or answer.done())
+    return max(seen)
+
+
 @both_kinds
 def test_every_prompt_and_choice_of_the_request_alone_is_aborted(place, stream):
     """A request of many parts is aborted whole; one that stays has its answer whole."""
     aborts = place.metric("ichat_engine_aborts_total")
-    with ThreadPoolExecutor(1) as pool:
-        with stopped(place, place.scheduler()):
-            body = {"model": "tiny", **LONG, "max_tokens": TOKENS[place.engine], "n": 4}
-            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LOAD_S)
-            clients = [place.ask(stream=stream, prompt=["x", "y", "z"], n=2) for _ in range(2)]
-            place.program.until(lambda: place.at_worker() == 3)
-        place.program.until(lambda: place.running() == 4 + 2 * 3 * 2)
+    parts = 4 + 2 * 3 * 2
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as held:
+        for _ in range(3):  # again, where the engine had done it all before the test looked
+            with stopped(place, place.scheduler()):
+                body = {"model": "tiny", **LONG, "max_tokens": TOKENS[place.engine], "n": 4}
+                staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LOAD_S)
+                asked = {"stream": stream, "prompt": ["x", "y", "z"], "n": 2}
+                clients = [held.enter_context(place.ask(**asked)) for _ in range(2)]
+                place.program.until(lambda: place.at_worker() == 3)
+            if (most := most_running(place, staying, parts)) == parts:
+                break
+            place.program.until(lambda: place.running() == 0)
+        assert most == parts
         leave(place, clients)
         place.program.until(lambda: place.running() <= 4)  # fewer if what stays has come to its end
         assert staying.result().json()["usage"]["completion_tokens"] == 4 * TOKENS[place.engine]

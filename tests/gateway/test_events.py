@@ -18,6 +18,7 @@ from ichat.fleet.fleet import Fleet
 from ichat.http import sse
 from ichat.observability.history import History
 from ichat.protocol.messages import Heartbeat, LoadPhase, Machine
+from ichat.proxy.lanes import LaneMeter
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.relays.figures import RelayView
 from ichat.routing.aliases import Aliases
@@ -136,6 +137,30 @@ async def test_samples_are_sent_and_kept(serve, gateway_to, connect):
     assert max(value for value in history["models"]["m"]["ttft_p50_ms"] if value is not None) > 0
 
 
+async def test_lanes_say_which_key_and_name_bring_requests_where(serve, gateway_to, connect):
+    """A request under way is a lane, its tokens count at its end, and an empty list follows the last lane."""
+    release = trio.Event()
+
+    async def slow(stream, head, body):
+        await release.wait()
+        await hello(stream, head, body)
+
+    _, upstream = await serve(slow)
+    port = await gateway_to({"m": upstream}, '[[models]]\nname = "best"\ntargets = [{ model = "m" }]\n')
+    reader, client = await follow(connect, port), await connect(port)
+    await reader.next("state")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.ask, "best")
+        [lane] = (await reader.next("lanes"))["lanes"]
+        assert (lane["key"], lane["name"], lane["model"], lane["worker"]) == ("", "best", "m", "external:m")
+        assert (lane["in_flight"], lane["ended"], lane["tokens"]) == (1, 0, 0)
+        release.set()
+    while not lane["ended"]:
+        [lane] = (await reader.next("lanes"))["lanes"]
+    assert (lane["in_flight"], lane["ended"], lane["tokens"]) == (0, 1, 2)
+    assert (await reader.next("lanes"))["lanes"] == []
+
+
 async def test_a_disk_that_fails_later_is_an_event(overview, nursery, autojump_clock):
     """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
     ledger = SimpleNamespace(storage="ok")
@@ -196,8 +221,9 @@ async def overview(fleet):
     traffic = SimpleNamespace(in_flight=0, traffic=tuple)
     history = History(HistorySettings(), fleet.table, fleet.directory, balancer, traffic=traffic)
     context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), SimpleNamespace(report=None)
+    requests = RequestsInFlight()
     return Overview(
-        fleet.table, fleet.directory, context, monitor, history, RequestsInFlight(), "g", 0.0, Starts(""), []
+        fleet.table, fleet.directory, context, monitor, history, requests, LaneMeter(requests), "g", 0.0, Starts(""), []
     )
 
 

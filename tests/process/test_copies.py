@@ -141,6 +141,21 @@ def test_a_changed_table_is_never_without_two_of_three(gateway, tmp_path):
     assert min(served) >= 2
 
 
+def test_copies_that_have_never_served_are_restarted_at_once(gateway, tmp_path):
+    """No process starts beside them: they keep their ids, and have the new table at their next start."""
+    more = "replicas = 2\ngpu_ids = []\nload_s = 3600"
+    program = gateway(QUICK + worker(more=more), settings="watch_config = false\n")
+    program.until(lambda: states(program) == {"m-0": "loading", "m-1": "loading"})
+    old = {one: psutil.Process(pid_of(program, one)) for one in IDS[:2]}
+    path = tmp_path / "ichat.toml"
+    path.write_text(path.read_text().replace("load_s = 3600", "load_s = 0.1"))
+    plan = program.ask_by("POST", "/v1/admin/config/reload")[1]["plan"]
+    assert [(step["action"], "gap" in step["why"]) for step in plan] == [("restart", False)] * 2
+    assert list(states(program)) == ["m-0", "m-1"]
+    program.until(lambda: states(program) == {"m-0": "ready", "m-1": "ready"})
+    program.until(lambda: not alive(old.values()))
+
+
 def test_a_load_adds_a_copy_and_its_end_ends_it(gateway, tmp_path):
     """A request that waits for the only copy is answered by a new copy; all are answered, and the copy goes again."""
     more = "replicas = { min = 1, max = 2 }\ngpu_ids = []\nmax_in_flight = 1\nscale = { wait_s = 0.5, up_s = 1, down_s = 6 }"

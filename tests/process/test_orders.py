@@ -3,8 +3,10 @@
 Gateway, guard and worker are processes here; the machines are one.
 """
 
+import json
 import pathlib
 import signal
+import socket
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -227,6 +229,79 @@ def test_a_guard_ends_on_a_signal_and_with_its_parent(gateway, guard, start):
     parent.process.kill()
     program.until(lambda: not alive(family))
     assert shown(program, again)["ended"] == "was stopped on its machine"
+
+
+def test_an_ordered_worker_listens_on_a_free_port_of_its_range(gateway, guard):
+    """Binding decides; without a free port its end is reported."""
+    program = gateway(QUICK)
+    first, taken = (free_port() for _ in range(2))
+    with socket.create_server(("127.0.0.1", first)):
+        refused = order(program, ports=f"{first}-{first}")
+        assert guard(program, refused).process.wait(LIMIT_S) == 69
+        assert f"No port from {first} to {first} is free on 127.0.0.1" in str(shown(program, refused))
+    made = order(program, ports=f"{taken}-{taken}")
+    assert ready(program, made, guard(program, made))["port"] == taken
+    status, answer = program.ask("/v1/admin/orders", {"model_name": "m", "model_path": "/m", "ports": "5"})
+    assert (status, answer["error"]["param"]) == (400, "ports")
+    status, answer = program.ask("/v1/admin/orders", {"model_name": "m", "model_path": "/m", "port": 5, "ports": "5-6"})
+    assert (status, "exclude each other" in answer["error"]["message"]) == (400, True)
+
+
+def place(gateway, program, tmp_path, settings="", **given):
+    """Return another life of a gateway, in which the places of all orders are these."""
+    program.process.kill()
+    program.process.wait()
+    path = tmp_path / "state" / "orders.json"
+    orders = json.loads(path.read_text())
+    for one in orders["orders"]:
+        one["place"] = given
+    path.write_text(json.dumps(orders))
+    return gateway(QUICK, program.port, settings)
+
+
+@RELAYS
+def test_an_order_is_fetched_from_its_place_alone(gateway, tmp_path, settings):
+    """Another sender gets 403, and every sender 503 while the place is not known; the code is as good as before."""
+    program = gateway(QUICK, free_port(), settings)
+    made = order(program)
+    for senders, expected in (([], 503), (["10.1.2.3"], 403), (["127.0.0.0/8"], 200)):
+        program = place(gateway, program, tmp_path, settings, senders=senders)
+        assert fetch(program, made["code"], "first")[0] == expected
+    program = place(gateway, program, tmp_path, settings, senders=["10.1.2.3"])
+    again = order(program)
+    program = place(gateway, program, tmp_path, settings, senders=["10.1.2.3"])
+    assert [fetch(program, again["code"], "first")[0] for _ in range(11)] == [403] * 10 + [429]
+
+
+def test_the_engine_of_an_order_has_its_address_and_no_token_of_ray(gateway, guard, tmp_path):
+    """An address that cannot be bound is registered all the same; variables of the table stay."""
+    program = gateway(QUICK)
+    made = order(program, env={"RAY_OWN": "1", "SGLANG_HOST_IP": "127.0.0.9"})
+    program = place(gateway, program, tmp_path, address="127.0.0.1")
+    first = guard(program, made, RAY_AUTH_TOKEN=SECRET, RAY_JOB_CONFIG_JSON_ENV_VAR=SECRET)
+    worker = ready(program, made, first)
+    environment = psutil.Process(worker["pid"]).environ()
+    assert {name: value for name, value in environment.items() if name.startswith("RAY_")} == {"RAY_OWN": "1"}
+    assert (environment["VLLM_HOST_IP"], environment["SGLANG_HOST_IP"]) == ("127.0.0.1", "127.0.0.9")
+    assert worker["host"] == "127.0.0.1"
+
+
+def test_a_guard_ends_with_its_launcher_also_where_hang_ups_are_ignored(gateway, start, tmp_path):
+    """Ray's own processes may run under nohup; the order says that the worker ends with them."""
+    program = gateway(QUICK)
+    made = order(program)
+    program = place(gateway, program, tmp_path, ends_with_parent=True)
+    script = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        " sys.exit(subprocess.call(sys.argv[1:]))"
+    )
+    command = ichat("worker", "--order", made["code"], "--gateway-address", f"http://127.0.0.1:{program.port}")
+    parent = start([command[0], "-c", script, *command])
+    ready(program, made, parent)
+    family = parent.descendants()
+    parent.process.kill()
+    program.until(lambda: not alive(family))
+    assert shown(program, made)["ended"] == "was stopped on its machine"
 
 
 def test_a_worker_that_cannot_start_is_reported(gateway, guard):

@@ -12,6 +12,7 @@ import zipfile
 
 import pytest
 from support.programs import LIMIT_S
+from support.releases import interpreter
 
 from ichat import __main__ as main
 
@@ -31,19 +32,6 @@ def run(*command, code=0, **env):
     )
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout if code == 0 else done.stderr
-
-
-def interpreter(version):
-    """Find a working interpreter of a version: this one, on the PATH, or kept by pyenv."""
-    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    candidates = [sys.executable, *(f"{place}/python{version}" for place in os.environ["PATH"].split(os.pathsep))]
-    candidates += sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python{version}")))
-    for candidate in candidates:
-        if os.path.exists(candidate):
-            done = subprocess.run([candidate, "--version"], capture_output=True, text=True, check=False)
-            if f"{done.stdout}{done.stderr}".startswith(f"Python {version}."):  # Python 2 says it on stderr
-                return candidate
-    pytest.skip(f"there is no Python {version} on this machine")
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -73,10 +61,10 @@ def test_an_old_python_says_so_in_one_sentence(version, command):
     assert "needs CPython 3.10 or newer" in said
 
 
-def run_start(program, code, **env):
+def run_start(program, code, path=ROOT / "ichat/start.py", **env):
     """Run the beginning of ichat/start.py's process with something in the place of shiv."""
     begin = "import runpy, sys, types, os, signal\nshiv = sys.modules['_bootstrap'] = types.ModuleType('_bootstrap')\n"
-    end = f"\nrunpy.run_path({str(ROOT / 'ichat/start.py')!r}, run_name='__main__')"
+    end = f"\nrunpy.run_path({str(path)!r}, run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", begin + program + end],
         capture_output=True,
@@ -94,6 +82,26 @@ def test_the_version_of_python_is_asked_before_anything_else():
     """Every interpreter older than the oldest that runs iChat is refused, whether it is on this machine or not."""
     _, said = run_start("sys.version_info = (3, 9, 18, 'final', 0)", 69)
     assert OLD.format(sys.executable, "3.9") in said
+
+
+def test_another_machine_says_so_in_one_sentence(tmp_path):
+    """psutil is compiled: the sentence names both machines and what to do, before anything is unpacked."""
+    begin = tmp_path / "__main__.py"
+    begin.write_bytes(zipfile.ZipFile(PYZ).read("__main__.py"))
+    program = "os.uname = lambda: ('Linux', 'far', '6', '', 'riscv64')"
+    _, said = run_start(program, 69, path=begin, SHIV_ROOT=str(tmp_path))
+    assert f"was built for {os.uname().machine}, and this machine is riscv64: build it here (`./build`)" in said
+    assert said.count("\n") == 1
+
+
+def test_the_packages_inside_are_listed():
+    """All that are pinned, in their versions, and those of the console."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = {one.replace("==", " ") for one in project["dependency-groups"]["pyz"]}
+    wanted |= {f"console/{name} {one['version']}" for name, one in project["tool"]["ichat"]["console"].items()}
+    first, python, *lines = run(sys.executable, PYZ, "version", "--deps").splitlines()
+    assert (first, python) == ("ichat 0.1.0", f"Python {sys.version.split()[0]}")
+    assert set(lines) == wanted
 
 
 def test_ctrl_c_before_a_command_has_begun_ends_it_quietly(tmp_path):

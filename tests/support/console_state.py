@@ -174,6 +174,58 @@ def busy_cluster():
     }  # fmt: skip
 
 
+def lane(model, worker, key="", name="", tokens=100, **more):
+    """Return a lane of an event `lanes`."""
+    return {
+        "key": key, "name": name or model, "model": model, "worker": worker, "in_flight": 2, "ended": 1,
+        "tokens": tokens, **more,
+    }  # fmt: skip
+
+
+def lanes(*found, seconds=1.0, left_out=0):
+    """Return the data of an event `lanes`."""
+    return {"seconds": seconds, "lanes": list(found), "left_out": left_out}
+
+
+def busy_lanes():
+    """Return lanes that fit the busy cluster."""
+    return lanes(
+        lane("llama-70b", "llama-70b-0", "team-a", "gpt-4o", 2100, in_flight=20),
+        lane("llama-70b", "llama-70b-1", "team-a", "gpt-4o", 1500, in_flight=18),
+        lane("llama-70b", "llama-70b-1", "batch", "", 900, in_flight=11),
+        lane("qwen3-8b", "qwen3-8b-0", "team-a", "gpt-4o", 240, in_flight=2),
+        lane("qwen3-8b", "qwen3-8b-0", "ide", "small", 400, in_flight=2),
+        lane("rerank", "rerank-0", "search", "", 0, in_flight=0, ended=12),
+    )
+
+
+def large_cluster(workers, models):
+    """Return the `state` of a cluster with this many workers and models, and lanes to most of them."""
+    names = [f"model-{number}" for number in range(models)]
+    states = ["ready"] * 17 + ["loading", "cold", "failed"]
+    found = [
+        worker(f"{names[number % models]}-{number // models}", states[number % 20], in_flight=number % 7 if number % 20 < 17 else 0,
+               machine=f"gpu-{number // 8}", failure="ended with exit code 1" if number % 20 == 19 else None)
+        for number in range(workers)
+    ]  # fmt: skip
+    machines = [
+        machine(f"gpu-{at}", [one["worker_id"] for one in held],
+                [gpu(index, 100, {one["worker_id"]: 90}, use=(index * 37 % 100) / 100) for index, one in enumerate(held)])
+        for at, held in ((at // 8, found[at : at + 8]) for at in range(0, workers, 8))
+    ]  # fmt: skip
+    state = {
+        **busy_cluster(), "workers": found, "machines": machines,
+        "models": [model(name, workers // models, in_flight=at % 9, queued=40 if at == 3 else 0) for at, name in enumerate(names)],
+        "aliases": [{"name": f"name-{at}", "targets": [{"model": names[at], "weight": 1}], "fallbacks": [], "longer": None, "shadow": None}
+                    for at in range(min(models, 8))],
+    }  # fmt: skip
+    sent = [
+        lane(one["model_name"], one["worker_id"], f"team-{at % 5}", f"name-{at % models}" if at % models < 8 else "", 40 + at % 90)
+        for at, one in enumerate(found) if one["state"] == "ready"
+    ]  # fmt: skip
+    return state, lanes(*sent)
+
+
 def busy_requests():
     """Return requests in each phase."""
     return {

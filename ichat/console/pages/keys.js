@@ -36,7 +36,8 @@ const LIMITS = [
   ["tokens_per_month", "Tokens a month (UTC)", "tokens_this_month"],
   ["budget_per_month", "Budget a month (UTC)", "cost_this_month"],
 ];
-const EXPIRIES = [
+/** How long a new key may live: seconds, and words. */
+export const EXPIRIES = [
   ["", "Never"],
   ["3600", "In an hour"],
   ["86400", "In a day"],

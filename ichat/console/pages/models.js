@@ -1,7 +1,7 @@
 // Models & names: the models that clients can use, their workers, and where a request would go now.
 
 import { api } from "../api.js";
-import { hrefOf } from "../router.js";
+import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
 import {
   Badge,
@@ -22,6 +22,7 @@ import {
   useTick,
 } from "../ui.js";
 import { ModelButtons } from "./changes.js";
+import { Connect } from "./connect.js";
 import { readiness } from "./overview.js";
 /** @import { Route } from "../router.js" */
 /** @import { Alias, Model } from "../store.js" */
@@ -29,7 +30,7 @@ import { readiness } from "./overview.js";
 /** @typedef {Api.Route["candidates"][number]} Candidate */
 
 /**
- * The page.
+ * The page: `#/models?find=TEXT&connect=NAME`.
  *
  * @param {{ params: Route }} props
  */
@@ -46,7 +47,8 @@ export default function Models({ params }) {
         onInput=${(event) => setText(event.target.value)} />`}>
     <${ModelList} models=${models.filter((one) => has(one.id))} ask=${setAsked} />
     ${aliases.length > 0 && html`<${NameList} names=${names} ask=${setAsked} />`}
-    ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}<//>`;
+    ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}
+    ${params.query.connect && html`<${Connect} model=${params.query.connect} onClose=${() => go("models")} />`}<//>`;
 }
 
 /** @param {{ models: Model[], ask: (name: string) => void }} props */
@@ -121,6 +123,8 @@ function ModelList({ models, ask }) {
         state=${stateOf(row)?.state ?? (row.loaded ? "ready" : "cold")} />`
       }
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
+          aria-label=${`Connect a client to ${row.id}`}>Connect</a>
         <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.id}`}
           onClick=${() => ask(row.id)}>Where to?<//></span>`,
     },
@@ -159,6 +163,8 @@ function NameList({ names, ask }) {
       align: "right",
       cell: (row) => html`<span class="row-actions">
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("models", [], { connect: row.name })}
+          aria-label=${`Connect a client to ${row.name}`}>Connect</a>
         <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.name}`}
           onClick=${() => ask(row.name)}>Where to?<//></span>`,
     },

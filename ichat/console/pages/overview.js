@@ -17,10 +17,12 @@ import {
   useMemo,
   useTick,
 } from "../ui.js";
+import { Picture } from "./picture/picture.js";
 import { problemsOf } from "./problems.js";
 import { comingOf, isLoading, isReturning, loadWords, stateWords } from "./states.js";
 import { Welcome } from "./welcome.js";
 
+/** @import { Route } from "../router.js" */
 /** @import { Problem } from "./problems.js" */
 /** @import { Model, State, Worker } from "../store.js" */
 
@@ -30,8 +32,12 @@ const SYNC = "overview";
 const LINES_MAX = 8;
 const ROWS_MAX = 12;
 
-/** The page that the console opens with. */
-export default function Overview() {
+/**
+ * The page that the console opens with: `#/overview?view=table`.
+ *
+ * @param {{ params: Route }} props
+ */
+export default function Overview({ params }) {
   const state = useStore((all) => all);
   useTick();
   const { workers, models } = state;
@@ -39,6 +45,7 @@ export default function Overview() {
   return html`<${Page} title="Overview" lead="What runs, what is wrong, and the last hour.">
     <${Problems} found=${problemsOf(state)} isLive=${state.connection === "live"} />
     <${Figures} state=${state} />
+    <${Picture} state=${state} isTable=${params.query.view === "table"} />
     <${Charts} history=${state.history} />
     <div class="grid two">
       <${Models} models=${models} workers=${workers} />

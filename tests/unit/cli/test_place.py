@@ -3,12 +3,20 @@
 import json
 import sys
 
+import attrs
 import pytest
 
 from ichat.cli import place
+from ichat.config.load import load
 from ichat.errors import Exit
+from ichat.placement.learnt import LearntMemories
+from ichat.preflight.learnt_file import write_learnt
+from ichat.protocol.messages import MachineGpu
+from ichat.supervisor.memory_learner import LoadReport, read_load
 from tests.support.nvml import Nvml
 from tests.unit.cli.test_estimate import SHAPE
+
+GIB = 1024**3
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +93,33 @@ def test_a_model_is_placed_by_its_estimate(model, capsys, monkeypatch):
     assert row["gpu_ids"] == [1]
     [row] = rows_of(capsys, model, "--max-model-len", "8192", code=1)
     assert "GPU 0 is not for this gateway (CUDA_VISIBLE_DEVICES=1)" in row["why"]
+
+
+def test_a_learnt_figure_places_the_next_load(file, model, tmp_path, capsys):
+    """The gateway has learnt it from a worker with the same table; the engine there has the same version."""
+    library = tmp_path / "engine" / "lib" / "python3.12" / "site-packages"
+    (library / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    python = tmp_path / "engine" / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    server = f'python = "{python}"\n[server_settings]\nstate_directory = "{state}"'
+    path = file("gpus = 2\n" + server)
+    [row] = rows_of(capsys, "-c", path)
+    assert row["gpu_ids"] == [0, 1]
+    config = load(path)
+    spec = attrs.evolve(config.managed_workers[0], gpu_ids=[0, 1])
+    gpus = [MachineGpu(0, name="NVIDIA H100", memory_total_bytes=80 * GIB)]
+    known = read_load(config, LoadReport(spec, gpus, "0.32.0+cu129")).known
+    memories = LearntMemories()
+    memories.add(attrs.evolve(known, beside_bytes=79 * GIB))
+    write_learnt(str(state), memories)
+    [row] = rows_of(capsys, "-c", path, code=1)
+    assert "GPU 0 gives 76.0 of its 80.0 GiB, and the model needs 77.9, as learnt from an earlier load" in row["why"]
+    path = file("gpus = 1\n" + server)
+    [row] = rows_of(capsys, "-c", path, code=1)
+    assert "learnt" not in row["why"]
 
 
 def test_a_wrong_command_line_of_place_is_refused(model, file, tmp_path):

@@ -375,7 +375,8 @@ def test_the_example_is_accepted_and_complete():
         for attribute in attrs.fields(type(section)):
             if attribute.name == "keys":
                 continue
-            assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
+            is_table = f"[{name}.{attribute.name}." in text
+            assert is_table or re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
     for section in (
         schema.Key,
         schema.ManagedWorkerConfig,
@@ -383,6 +384,7 @@ def test_the_example_is_accepted_and_complete():
         schema.RegisteredServer,
         schema.ExternalRoute,
         schema.EngineSettings,
+        schema.RayEngine,
         schema.Price,
         schema.AliasConfig,
         schema.TargetConfig,

@@ -75,7 +75,7 @@ def test_an_engine_for_gpus_needs_one():
 def test_an_engine_that_is_not_installed_is_preflights_matter():
     """Without a version there is nothing to say, and without a managed worker no engine is needed."""
     assert find_in_engines([EngineFacts("vllm", "/no/python")], GPUS) == []
-    assert find_in_engines([], GPUS) == [Finding("ok", "engines", "No managed worker needs an engine.")]
+    assert find_in_engines([], GPUS) == [Finding("ok", "engines", "No managed worker needs an engine on this machine.")]
 
 
 async def test_an_engine_is_known_by_its_packages(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ichat.cli.screen import Screen
-from ichat.doctor.findings import Finding, FindingGroup, findings_by, reason_of, show_report, to_json, worst_of
+from ichat.doctor.findings import Finding, FindingGroup, findings_by, show_report, to_json, worst_of
 
 OK, WARNING, ERROR = (Finding(level, level, f"It is {level}.") for level in ("ok", "warning", "error"))
 
@@ -23,18 +23,6 @@ def test_rows_with_a_true_condition_are_findings():
     """The order of the rows stays."""
     rows = [(True, "ok", "a", "A.", ""), ([], "error", "b", "B.", "b"), ([1], "warning", "c", "C.", "c")]
     assert findings_by(*rows) == [Finding("ok", "a", "A."), Finding("warning", "c", "C.", "c")]
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(13, "permission denied", "/secret"), "Permission denied"),
-        (OSError(-2, "Name or service not known"), "Name or service not known"),
-        (OSError("All attempts failed."), "All attempts failed"),
-    ],
-)
-def test_a_system_error_has_a_reason_without_number_and_path(error, reason):
-    assert reason_of(error) == reason
 
 
 def shown(capsys, monkeypatch, groups, *, columns="80", encoding="utf-8"):

@@ -107,7 +107,9 @@ def test_a_worker_is_an_obstacle_only_if_it_starts_with_the_gateway():
     assert [(one.level, one.name) for one in find_in_workers([first, second], 0)] == [("ok", "a"), ("error", "b")]
     first = attrs.evolve(first, worker=attrs.evolve(LATER, port=80))
     assert [(one.level, one.name) for one in find_in_workers([first, second], 0)] == [("ok", "a"), ("ok", "b")]
-    assert find_in_workers([], 0) == [Finding("ok", "workers", "The configuration has no managed workers.")]
+    assert find_in_workers([], 0) == [
+        Finding("ok", "workers", "The configuration has no managed workers on this machine.")
+    ]
 
 
 def test_a_running_worker_is_no_obstacle_to_itself():

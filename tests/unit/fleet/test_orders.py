@@ -9,7 +9,7 @@ import pytest
 from ichat.errors import Exit
 from ichat.fleet.order_file import load_orders, save_orders
 from ichat.fleet.order_store import ADDRESSES_MAX, WRONG_CODES_MAX, WrongCodes
-from ichat.fleet.orders import AGAIN_S, ENDED_MAX, LIVE_MAX, Orders, RemoteOrder
+from ichat.fleet.orders import AGAIN_S, ENDED_MAX, LIVE_MAX, OrderPlace, Orders, RemoteOrder
 from ichat.security.keys import hash_of
 
 TABLE = {"model_name": "m", "model_path": "/m", "env": {"A": "secret"}}
@@ -34,14 +34,29 @@ def test_a_code_is_known_by_its_hash_alone():
 def test_only_the_process_that_has_fetched_an_order_gets_it_again(start_id, age_s, fate):
     orders, order, _ = made()
     orders, fetched = orders.with_fetched(order, "a", "10.0.0.7", NOW + 5)
-    assert fetched.fate(start_id, NOW + 5 + age_s) == fate
+    assert fetched.fate(start_id, "10.0.0.8", NOW + 5 + age_s) == fate
     assert orders.by_launch[1] == fetched
     assert hash_of(fetched.key) == fetched.key_hash
 
 
 @pytest.mark.parametrize(("age_s", "fate"), [(0.0, "first"), (100.0, "first"), (100.1, "late")])
 def test_a_code_that_is_not_used_in_time_is_dead(age_s, fate):
-    assert made()[1].fate("a", NOW + age_s) == fate
+    assert made()[1].fate("a", "10.0.0.7", NOW + age_s) == fate
+
+
+@pytest.mark.parametrize(
+    ("senders", "fate"),
+    [(None, "first"), ([], "early"), (["10.0.0.7"], "first"), (["10.0.0.0/24"], "first"), (["10.0.1.7"], "elsewhere")],
+)
+def test_an_order_is_for_the_senders_of_its_place(senders, fate):
+    """The code is as good as before for the right sender; a unix socket has no address."""
+    orders, order, _ = made()
+    order = attrs.evolve(order, place=OrderPlace(senders))
+    assert order.fate("a", "10.0.0.7", NOW) == fate
+    assert (order.fate("a", "", NOW) == "first") == (senders is None)
+    assert order.fate("a", "10.0.0.7", NOW + 101) == "late"
+    fetched = orders.with_fetched(order, "a", "10.0.0.7", NOW)[1]
+    assert fetched.fate("a", "10.9.9.9", NOW + 1) == "again"
 
 
 def test_a_later_order_of_a_worker_ends_the_earlier_one():
@@ -51,7 +66,7 @@ def test_a_later_order_of_a_worker_ends_the_earlier_one():
     orders, later, _ = made(orders)
     before = orders.find(code)
     assert (later.launch, orders.live("w")) == (2, later)
-    assert (before.fate("a", NOW), before.key, before.table) == ("late", "", {})
+    assert (before.fate("a", "10.0.0.7", NOW), before.key, before.table) == ("late", "", {})
     assert before.key_hash
     assert (orders.live("x"), made(orders, "x")[1].launch) == (None, 3)
 
@@ -74,7 +89,8 @@ def test_the_file_has_everything_and_is_private(tmp_path):
     path = str(tmp_path / "orders.json")
     orders, order, _ = made()
     orders, _ = orders.with_fetched(order, "a", "10.0.0.7", NOW)
-    orders = orders.with_changed(attrs.evolve(orders.by_launch[1], end_at=NOW + 9))
+    place = OrderPlace(["10.0.0.7"], "10.0.0.7", "20000-20999", ends_with_parent=True)
+    orders = orders.with_changed(attrs.evolve(orders.by_launch[1], end_at=NOW + 9, place=place))
     save_orders(path, orders)
     assert load_orders(path) == orders
     assert stat.S_IMODE((tmp_path / "orders.json").stat().st_mode) == 0o600

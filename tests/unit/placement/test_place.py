@@ -9,6 +9,7 @@ import pytest
 
 from ichat.config.engine_args import USABLE
 from ichat.placement.estimate import GIB
+from ichat.placement.learnt import LearntMemories, LearntMemory, LoadCircumstances, cache_flags_of, key_of
 from ichat.placement.model_shape import read_shape
 from ichat.placement.place import EVERY_GPU, ModelFigures, NoPlace, PlaceableGpu, Placement, Wish, place, places
 from ichat.placement.settings import Settings
@@ -135,6 +136,57 @@ def test_auto_is_the_fewest_gpus_that_hold_the_model():
     assert why(wish("auto", unknown="no config.json"), FOUR) == (
         "The memory of /models/m is not known (no config.json): give gpus and gpu_memory_gib."
     )
+
+
+# Figures of earlier loads.
+
+
+def learnt_wish(gpus, model, size, tensor=1, kind="H100", **found):
+    """Return the wish of a worker after a load of its model on such GPUs, with these figures."""
+    figures, arguments = figures_of(model, context=8192), {"max_model_len": 8192}
+    weights = figures.weights.on_gpu(tensor, 1)
+    key = key_of("/models/m", "vllm", {**arguments, "tensor_parallel_size": tensor}, weights, (kind, size * GIB))
+    memories = LearntMemories()
+    memories.add(LearntMemory(key, "0.32.0", "m", 0.0, cache_flags_of(arguments), **found))
+    before = LoadCircumstances("/models/m", "vllm", arguments, "0.32.0+cpu")
+    return wish(gpus, figures=figures, circumstances=before, memories=memories)
+
+
+def test_a_learnt_figure_replaces_the_computed_one():
+    """It refuses a GPU on which the weights alone would fit, and is no figure of another kind of GPU or engine."""
+    wanted = learnt_wish(1, LLAMA_8B, 22, kind="L4", beside_bytes=21 * GIB)
+    assert why(wanted, [gpu(0, "L4", 22)]) == (
+        "m needs a GPU of its own, which this machine has not free: GPU 0 gives 20.9 of its 22.0 GiB, and the model"
+        " needs 21.4, as learnt from an earlier load. 2 such GPUs would do."
+    )
+    assert place(wanted, [gpu(0, "A10", 22)], {}) == Placement((0,))
+    other = attrs.evolve(wanted, circumstances=attrs.evolve(wanted.circumstances, version="0.33.0"))
+    assert place(other, [gpu(0, "L4", 22)], {}) == Placement((0,))
+    assert place(attrs.evolve(wanted, memory_bytes=GIB), [gpu(0, "L4", 22)], {}) == Placement((0,))
+
+
+def test_a_learnt_figure_admits_what_was_computed_too_large():
+    """Of a load with less memory than its weights have in the files, as after a quantization."""
+    sizes = [gpu(0, "L4", 14)]
+    assert "the model needs 16.0" in why(wish(1, figures=figures_of(LLAMA_8B, context=8192)), sizes)
+    assert place(learnt_wish(1, LLAMA_8B, 14, kind="L4", beside_bytes=10 * GIB), sizes, {}) == Placement((0,))
+
+
+@pytest.mark.parametrize("gpus", [1, "auto"])
+def test_an_assumed_figure_refuses_no_gpu(gpus):
+    """Such a figure is what remains of a launch that ended for lack of memory; "auto" chooses more GPUs if it can."""
+    wanted, small = (
+        learnt_wish(gpus, LLAMA_8B, 22, kind="L4", raised_bytes=90 * GIB),
+        [gpu(n, "L4", 22) for n in (0, 1)],
+    )
+    assert place(wanted, small[:1], {}) == Placement((0,))
+    assert place(wanted, small, {}) == Placement((0,) if gpus == 1 else (0, 1))
+
+
+def test_auto_counts_with_learnt_figures():
+    """The number for which the load is known is chosen by its figures."""
+    assert place(learnt_wish("auto", LLAMA_8B, 80), FOUR, {}) == Placement((0,))
+    assert place(learnt_wish("auto", LLAMA_8B, 80, beside_bytes=79 * GIB), FOUR, {}) == Placement((0, 1))
 
 
 # Random machines.

@@ -70,6 +70,13 @@ def test_new_ones_start_and_those_that_are_gone_stop():
     ]
 
 
+def test_a_worker_that_has_not_served_is_restarted_in_its_place():
+    """A second process beside it would serve no request earlier, and the plan speaks of no gap."""
+    running = [Running("w0", spec(gpu_ids=[]), False, False, serves=False, is_ready=False)]
+    (change,) = changes_of_workers(running, [spec(gpu_ids=[], env={"A": "1"})], {}, {})
+    assert (change.action, change.new_first, change.rolls, change.gap) == ("restart", False, False, "")
+
+
 def test_fewer_copies_end_those_that_are_missed_least():
     """First copies that are down, then those that serve nothing, then those with the fewest requests."""
     old, new = spec(replicas=Replicas(5, 5)), spec(replicas=Replicas(2, 2))
@@ -78,7 +85,7 @@ def test_fewer_copies_end_those_that_are_missed_least():
         Running("w1", old, False, False, is_ready=False),
         Running("w2", old, False, False, requests=3),
         Running("w3", old, False, False, requests=1),
-        Running("w4", old, False, False, is_down=True),
+        Running("w4", old, False, False, is_down=True, serves=False, is_ready=False),
     ]
     changes = changes_of_workers(running, [new, new], {}, {})
     assert actions(changes) == [("update", "w0"), ("stop", "w1"), ("update", "w2"), ("stop", "w3"), ("stop", "w4")]
@@ -92,7 +99,13 @@ def test_copies_restart_in_turn():
     assert (first.action, first.rolls, second.rolls) == ("restart", True, True)
     assert step_of(first).why.endswith("without a gap: the copies are restarted in turn")
     (down, up) = changes_of_workers(
-        [Running("w0", old, False, False, is_down=True), Running("w1", old, False, False)], [new, new], {}, {}
+        [
+            Running("w0", old, False, False, is_down=True, serves=False, is_ready=False),
+            Running("w1", old, False, False),
+        ],
+        [new, new],
+        {},
+        {},
     )
     assert (down.rolls, up.rolls) == (False, True)
     (alone, stopped) = plan([old, old], [attrs.evolve(new, replicas=Replicas(1, 1))])
@@ -202,7 +215,9 @@ def test_another_worker_may_be_in_the_way_of_a_restart():
         "with a gap: worker w1 still has GPU 1",
         "with a gap: worker w0 needs GPU 1",
     )
-    [change] = changes_of_workers([Running("w0", old[0], False, False, is_down=True)], [spec(gpu_ids=[3])], {}, {})
+    [change] = changes_of_workers(
+        [Running("w0", old[0], False, False, is_down=True, serves=False, is_ready=False)], [spec(gpu_ids=[3])], {}, {}
+    )
     assert (change.action, change.gap) == ("restart", "")
 
 

@@ -5,6 +5,7 @@ import time
 import pytest
 from support.gateway_lives import World, config_of, live, spec_of
 
+from ichat.config.replicas import Replicas
 from ichat.observability.logs.lines import Line
 from ichat.placement.learnt import MemoryLack
 
@@ -37,6 +38,20 @@ async def test_a_worker_that_a_later_reload_wants_is_not_ended_by_an_earlier_one
     world.reload(config_of([old, old]))
     await world.rest()
     assert world.states()["twin-0"] == "ready"
+
+
+@pytest.mark.parametrize("other", ["cold", "failed"])
+async def test_a_worker_that_waits_to_be_wanted_delays_no_restarts_of_copies(autojump_clock, begin, other):
+    """The worker has another table of the same model: it is on demand, or has failed for good."""
+    table = spec_of("a", **({"load": "on_demand"} if other == "cold" else {}))
+    copies = [spec_of("a", version, replicas=Replicas(2, 2)) for version in (1, 2)]
+    world = await begin(table, copies[0])
+    if other == "failed":
+        next(one for one in world.alive.values() if one.spec == table).end(64)
+        await world.until(lambda states: other in states.values())
+    world.reload(config_of([table, copies[1]]))
+    await world.until(lambda _: [one.spec for one in world.alive.values()] == [copies[1]] * 2)
+    await world.until(lambda states: sorted(states.values()) == sorted([other, "ready", "ready"]))
 
 
 async def test_a_worker_on_its_way_is_started_anew_in_its_place(autojump_clock, begin):

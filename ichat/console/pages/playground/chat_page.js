@@ -17,6 +17,7 @@ import {
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { parametersOf } from "./request.js";
+import { Scoreboard } from "./scoreboard.js";
 import { Settings } from "./settings.js";
 
 /** @import { Chat as ChatState } from "./chat.js" */
@@ -114,6 +115,7 @@ export function Chat({ model }) {
         }
       </section>`,
     )}</div>
+    ${chat.sides.length > 1 && html`<${Scoreboard} sides=${chat.sides} />`}
     <${Composer} draft=${chat.draft} onChange=${(/** @type {ChatState["draft"]} */ draft) =>
       change({ draft })} isBusy=${isBusy} why=${why}
       onSend=${sendDraft} onStop=${stop} />
