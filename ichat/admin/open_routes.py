@@ -82,12 +82,23 @@ def _file(request: Request, name: str) -> OwnResponse:
     found = read_file(name)
     if found is None:
         raise errors.not_found(request.path.decode("latin-1"))
-    etag = f'"{found.etag}"'.encode()
-    headers = [*_security(), (b"cache-control", b"no-cache"), (b"etag", etag)]
+    is_small = _accepts_gzip(request)
+    etag = f'"{found.etag}{"-gzip" if is_small else ""}"'.encode()
+    control = b"public, max-age=31536000, immutable" if found.is_kept else b"no-cache"
+    headers = [*_security(), (b"cache-control", control), (b"etag", etag), (b"vary", b"accept-encoding")]
     known = [tag.strip().removeprefix(b"W/") for tag in request.by_name.get(b"if-none-match", b"").split(b",")]
     if etag in known or b"*" in known:
         return OwnResponse(304, headers, b"")
-    return OwnResponse(200, [*headers, (b"content-type", found.content_type.encode())], found.content)
+    headers.append((b"content-type", found.content_type.encode()))
+    if not is_small:
+        return OwnResponse(200, headers, found.content)
+    return OwnResponse(200, [*headers, (b"content-encoding", b"gzip")], found.gzipped)
+
+
+def _accepts_gzip(request: Request) -> bool:
+    """Return whether the client names gzip among the encodings that it reads."""
+    names = request.by_name.get(b"accept-encoding", b"").lower().split(b",")
+    return any(name.strip() in (b"gzip", b"gzip;q=1", b"gzip;q=1.0") for name in names)
 
 
 @functools.cache
@@ -95,6 +106,5 @@ def _openapi(document: Callable[[], object]) -> OwnResponse:
     return OwnResponse(200, [_JSON], to_json(document()).encode())
 
 
-@functools.cache
 def _security() -> Headers:
     return [(name.encode(), value.encode()) for name, value in security_headers().items()]

@@ -56,6 +56,7 @@ _SAME_NAMES: Sequence[type[Any]] = (
     ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
     WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.ReplicasChange,
     views.RequestCancelled, views.Version, views.Welcome, FinishedRequest, LogPage, PageLine, views.NewOrder,
+    views.WorkerCommanded,
     WorkerOrder,
 )  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {

@@ -145,8 +145,20 @@ class Stopped:
 
     worker_id: str
     in_config: bool
-    """Whether the worker is in the configuration: the next reload, or start of the gateway, starts it again."""
+    """Whether the worker is in the configuration."""
+    stays: bool
+    """Whether it is listed as `stopped` until it is started, or its table changes; else it is forgotten: the next
+    reload, or start of the gateway, starts a worker of the configuration again."""
     state: Literal["stopped"] = "stopped"
+
+
+@frozen
+class WorkerCommanded:
+    """A worker that was started, restarted, drained or resumed."""
+
+    worker_id: str
+    state: State
+    """Its state now."""
 
 
 @frozen

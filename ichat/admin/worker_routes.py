@@ -169,11 +169,16 @@ async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: Engin
 async def stop_worker(
     worker_id: str, supervisor: Supervisor, orders: OrderStore, reloader: Reloader, table: WorkerTable
 ) -> views.Stopped:
-    """Stop a worker that the gateway has started or ordered, and forget it; answers when that is done."""
+    """Stop a worker that the gateway has started or ordered; answers when that is done.
+
+    A worker of the configuration stays listed as `stopped` until it is started; all others are forgotten.
+    """
     drain_s = seconds_of("drain_s", reloader.config.timeouts.drain_s)
     if await orders.end(worker_id, drain_s):
-        return views.Stopped(worker_id, in_config=False)
-    worker, managed = _known(worker_id, table), supervisor.get(worker_id)
+        return views.Stopped(worker_id, in_config=False, stays=False)
+    worker, managed = _known(worker_id, table), supervisor.workers.get(worker_id)
+    if worker_id in supervisor.stopped:
+        return views.Stopped(worker_id, in_config=True, stays=True)
     if managed is None:
         pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
         what = f"was not started by this gateway: stop it where it was started (process {pid} on {host})"
@@ -181,8 +186,47 @@ async def stop_worker(
             what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
         raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
     in_config = not managed.is_launched
-    await supervisor.remove(managed, drain_s)
-    return views.Stopped(worker_id, in_config)
+    return views.Stopped(worker_id, in_config, stays=await supervisor.commands.stop(managed, drain_s))
+
+
+_CONFLICT = "It is in no state for that; the message says in which."
+
+
+@operations.add("POST /v1/admin/workers/<worker_id>/start", failures={**_NO_WORKER, "409": _CONFLICT})
+async def start_worker(worker_id: str, supervisor: Supervisor, table: WorkerTable) -> views.WorkerCommanded:
+    """Start a stopped worker, or a worker that has failed; does not wait for it."""
+    supervisor.commands.start(worker_id)
+    return _commanded(worker_id, table)
+
+
+@operations.add(
+    "POST /v1/admin/workers/<worker_id>/restart", parameters=[_DRAIN_S], failures={**_NO_WORKER, "409": _CONFLICT}
+)
+async def restart_worker(
+    worker_id: str, supervisor: Supervisor, table: WorkerTable, reloader: Reloader
+) -> views.WorkerCommanded:
+    """Drain and end a worker's process, and start another; does not wait for it."""
+    supervisor.commands.restart(worker_id, seconds_of("drain_s", reloader.config.timeouts.drain_s))
+    return _commanded(worker_id, table)
+
+
+@operations.add("POST /v1/admin/workers/<worker_id>/drain", failures={**_NO_WORKER, "409": _CONFLICT})
+async def drain_worker(worker_id: str, supervisor: Supervisor, table: WorkerTable) -> views.WorkerCommanded:
+    """Send a worker no new requests until `resume`; its process stays."""
+    supervisor.commands.drain(worker_id)
+    return _commanded(worker_id, table)
+
+
+@operations.add("POST /v1/admin/workers/<worker_id>/resume", failures={**_NO_WORKER, "409": _CONFLICT})
+async def resume_worker(worker_id: str, supervisor: Supervisor, table: WorkerTable) -> views.WorkerCommanded:
+    """Send a drained worker requests again."""
+    supervisor.commands.resume(worker_id)
+    return _commanded(worker_id, table)
+
+
+def _commanded(worker_id: str, table: WorkerTable) -> views.WorkerCommanded:
+    worker = table.get(worker_id)
+    return views.WorkerCommanded(worker_id, table.state(worker) if worker is not None else "gone")
 
 
 # Models.

@@ -209,6 +209,10 @@ _TABLE = (
     Command("order MODEL_PATH [FLAGS]", "start a worker on another machine", launches.add_order_flags, launches.order),
     Command("orders", "the workers ordered for other machines", _no_flags, _got(launches.ORDERS, launches.show_orders)),
     Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, stop.stop),
+    Command("start ID", "start a stopped or failed worker", stop.add_command_flags, stop.command("start")),
+    Command("restart ID [--drain-s S]", "end its process, start another", _stop_flags, stop.command("restart")),
+    Command("drain ID", "send a worker no new requests", stop.add_command_flags, stop.command("drain")),
+    Command("resume ID", "send it requests again", stop.add_command_flags, stop.command("resume")),
     Command("load MODEL", "load a model, and show the evicted workers", models.add_model_flags, models.load),
     Command("unload MODEL [--drain-s S]", "end its process", models.add_unload_flags, models.unload),
     Command("sleep MODEL", "free its GPU memory", models.add_model_flags, models.sleep),
@@ -253,7 +257,6 @@ ALIASES = {"ps": "workers", "list": "models", "ls": "models", "rm": "stop"}
 """Commands as other programs call them."""
 STRANGERS = {
     "serve": "run or worker",
-    "start": "run or launch",
     "pull": "run",
     "show": "worker-show",
     "create": "launch or keys make",

@@ -46,7 +46,7 @@ _GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
 _STYLES: Mapping[str, Mapping[str, str]] = {
     "state": {
         "ready": _GOOD, "following": _GOOD, "starting": _BUSY, "loading": _BUSY, "draining": _BUSY, "stale": _BUSY,
-        "waking": _BUSY, "pending": _BUSY, "cold": "dim", "asleep": "dim",
+        "waking": _BUSY, "pending": _BUSY, "cold": "dim", "asleep": "dim", "stopped": "dim",
         "restarting": _BAD, "unhealthy": _BAD, "wedged": _BAD, "failed": _BAD, "broken": _BAD, "gone": "dim",
     },
     "chosen": {"yes": _GOOD},

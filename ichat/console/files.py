@@ -1,12 +1,18 @@
-"""The console's files, and the headers that they are served with."""
+"""The console's files, and the headers that they are served with.
+
+The page names all others below `v/REVISION/`. There a browser keeps them for good: a change of any file is another
+revision. At their plain paths they are asked for each time.
+"""
 
 import base64
 import contextlib
 import functools
+import gzip
 import hashlib
 import os
 import pathlib
 import re
+import time
 from collections.abc import Mapping
 
 import attrs
@@ -29,6 +35,8 @@ _PATH = re.compile(r"(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
 """No part of a path begins with a dot, so that none leads out of the folder."""
 _KEPT_MAX = 256
 """Files that are kept in memory."""
+_OF_REVISION = re.compile(r"v/([0-9a-f]{16})/(.+)")
+_LINK = re.compile(rb'((?:src|href)="|"\./)([A-Za-z][^"#:]*")')
 _IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
@@ -39,11 +47,30 @@ class ConsoleFile:
     content: bytes
     content_type: str
     etag: str
+    is_kept: bool = False
+    """Whether its path names its revision, so that it never changes there."""
+
+    @property
+    def gzipped(self) -> bytes:
+        """The content in fewer bytes."""
+        return _gzipped(self.content)
 
 
 def read_file(path: str) -> ConsoleFile | None:
-    """Return the console's file of this path, the page itself for an empty path; None if there is none."""
-    name = path or "index.html"
+    """Return the console's file of this path, the page itself for an empty path; None if there is none.
+
+    A path of another revision leads to the file of today.
+    """
+    if path in ("", "index.html"):
+        return _page(revision())
+    found = _OF_REVISION.fullmatch(path)
+    if found is None:
+        return _read_plain(path)
+    file = _read_plain(found[2])
+    return file if file is None or found[1] != revision() else attrs.evolve(file, is_kept=True)
+
+
+def _read_plain(name: str) -> ConsoleFile | None:
     content_type = _TYPES.get(os.path.splitext(name)[1])
     if content_type is None or not _PATH.fullmatch(name):
         return None
@@ -62,13 +89,50 @@ def _read(path: pathlib.Path, content_type: str, _version: tuple[int, int]) -> C
     return ConsoleFile(content, content_type, hashlib.sha256(content).hexdigest()[:32])
 
 
+def revision() -> str:
+    """Return a digest of all files, which are looked at once a second."""
+    return _revision_at(int(time.monotonic()))
+
+
+@functools.lru_cache(maxsize=1)
+def _revision_at(_second: int) -> str:
+    digest = hashlib.sha256()
+    for folder in (HERE, _FETCHED / VENDOR):
+        for path in sorted(folder.rglob("*")):
+            name = f"{VENDOR}/{path.name}" if folder != HERE else path.relative_to(HERE).as_posix()
+            file = _read_plain(name)
+            if file is not None:
+                digest.update(f"{name} {file.etag}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=2)
+def _page(of: str) -> ConsoleFile | None:
+    """Return the page, with links to the files of a revision."""
+    found = _read_plain("index.html")
+    if found is None:
+        return None
+    content = _LINK.sub(rb"\1v/%b/\2" % of.encode(), found.content)
+    return ConsoleFile(content, found.content_type, hashlib.sha256(content).hexdigest()[:32])
+
+
+@functools.lru_cache(maxsize=_KEPT_MAX)
+def _gzipped(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
+
+
 def security_headers() -> dict[str, str]:
     """Return the headers of all the console's responses: browsers keep scripts and requests with this gateway.
 
     Scripts are files of the console; the page's inline script, its import map, is named by its hash. Only the
     console's own policies of trusted types make markup. Styles are files, too.
     """
-    page = read_file("")
+    return _headers_for(revision())
+
+
+@functools.lru_cache(maxsize=2)
+def _headers_for(of: str) -> dict[str, str]:
+    page = _page(of)
     assert page is not None, "the console has lost its page"
     found = _IMPORT_MAP.search(page.content)
     assert found is not None, "the page has lost its import map"

@@ -69,6 +69,12 @@ class ManagedRecords:
         worker.absence, worker.ready_at, worker.end = "cold", None, end or worker.end
         self._table.record_change(worker)
 
+    def stop(self, worker: WorkerRecord, at: float) -> None:
+        """Record that an operator has stopped a worker, at this time in seconds since 1970."""
+        worker.absence, worker.end = "stopped", WorkerEnd("was stopped by an operator", at)
+        self._table.refresh(worker)
+        self._table.record_change(worker)
+
     def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:
         """Record when a worker that is being loaded will probably be ready; None: not known."""
         worker.ready_at = at

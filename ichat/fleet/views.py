@@ -180,7 +180,7 @@ def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
 
 
 def _failure_of(worker: WorkerRecord, endpoint: Endpoint | None) -> str:
-    if worker.end and worker.is_down:
+    if worker.end and (worker.is_down or worker.absence == "stopped"):
         return worker.end.why
     if worker.lacks:
         return f"waits for GPUs: {worker.lacks}"

@@ -17,10 +17,14 @@ from ichat.routing.availability import NOT_NOW
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for this many of its intervals is unhealthy."""
 
-State = WorkerState | Literal["cold", "pending", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+State = (
+    WorkerState
+    | Literal["cold", "stopped", "pending", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+)
 """A worker's state by its own report, or by the gateway's observation.
 
-`cold` is loaded on demand and has no process now; `pending` waits for free GPUs.
+`cold` is loaded on demand and has no process now; `stopped` has none until an operator starts it.
+`pending` waits for free GPUs.
 `wedged` has requests and makes no step. `stale` is from before the gateway's start, with no heartbeat since then.
 `restarting` has ended and will be started again, `failed` has not.
 `broken` has lost another member of its group.
@@ -44,6 +48,7 @@ _TOLD: Mapping[State, str] = {
     "restarting": "it is being restarted",
     "draining": "it is being stopped",
     "cold": "it is not loaded",
+    "stopped": "an operator has stopped it",
     "asleep": "it is asleep",
     "following": "the leader of its group is not ready",
     "stale": "its worker has not been heard of since the gateway was started",
@@ -88,8 +93,8 @@ class WorkerRecord:
     """The names that a managed worker will serve, known before its first heartbeat."""
     end: WorkerEnd | None = None
     """How it last ended by itself; it may have been started again since."""
-    absence: Literal["", "cold", "down"] = ""
-    """Why operators and clients see it without a process, if they do: `down` by `end`, or `cold`.
+    absence: Literal["", "cold", "stopped", "down"] = ""
+    """Why operators and clients see it without a process, if they do: `down` by `end`, `stopped`, or `cold`.
 
     A managed worker's is set by the supervisor at each change of its `actual` state, from which its actions follow.
     """
@@ -215,8 +220,8 @@ class WorkerRecord:
         """
         if self.is_down:
             return "failed" if self.has_failed else "restarting"
-        if self.is_cold:
-            return "cold"
+        if self.absence in {"cold", "stopped"}:
+            return "cold" if self.is_cold else "stopped"
         if self.is_drained and sees_drain:
             return "draining"
         if self.heartbeat is None:

@@ -20,7 +20,7 @@ from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launcher import FoundProcess
 from ichat.supervisor.life import Actual, Alive, NoProcess, Starting, Wanted
 from ichat.supervisor.run_progress import RunResult
-from ichat.supervisor.state import SavedManagedWorker
+from ichat.supervisor.state import SavedManagedWorker, saved_table
 from ichat.supervisor.swaps import Phase
 from ichat.supervisor.worker_life import WorkerLife
 from ichat.supervisor.worker_run import WorkerRun
@@ -155,10 +155,9 @@ class ManagedWorker:
         """Return the record for the next gateway: the process, and the table that it was started with."""
         booking = self.booking
         spec, placed = (self.holds, None) if booking is None else (booking.wish, booking.table.gpu_ids)
-        table = {key: value for key, value in attrs.asdict(spec).items() if value is not None}
         identity = self.life.process.identity if self.life.process is not None else ""
         is_launched = self.is_launched and not self.is_leaving
-        return SavedManagedWorker(self.id, table, is_launched, self.pid, identity, self.launch, placed)
+        return SavedManagedWorker(self.id, saved_table(spec), is_launched, self.pid, identity, self.launch, placed)
 
     def book(self, booking: Booking) -> None:
         """Have these GPUs from now on, until nothing of the launch is left."""

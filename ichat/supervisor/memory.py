@@ -11,7 +11,7 @@ from ichat.listeners import Gate, Listeners
 from ichat.protocol.messages import saved_form
 from ichat.supervisor.copies import ReplicaNumbers
 from ichat.supervisor.managed_worker import ManagedWorker
-from ichat.supervisor.state import SavedRemoteWorker, SavedState, StateDirectory
+from ichat.supervisor.state import SavedRemoteWorker, SavedState, SavedStoppedWorker, StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,19 @@ class WorkerMemory:
         token: Callable[[], str],
         numbers: ReplicaNumbers,
         *,
+        stopped: Callable[[], list[SavedStoppedWorker]],
         remember_s: float = REMEMBER_S,
     ) -> None:
-        """`workers` are those of this gateway; `token` returns a digest of the workers' token, `numbers` are saved."""
+        """`workers` are those of this gateway; `token` returns a digest of the workers' token, `numbers` are saved.
+
+        `stopped` returns the workers that operators have stopped.
+        """
         self._state = state
         self._fleet = fleet
         self._workers = workers
         self._token = token
         self._numbers = numbers
+        self._stopped = stopped
         self.gate = Gate()
         """While it is closed, nothing is saved but by `save`."""
         self._remember_s = remember_s
@@ -104,7 +109,7 @@ class WorkerMemory:
         workers, launches = [(one.saved(), one.has_launch) for one in self._workers.values()], self._launches
         started = [saved for saved, has_launch in workers if saved.is_launched or has_launch]
         load_seconds, load_phases = self._fleet.managed.times.saved()
-        replicas = self._numbers.saved()
+        replicas, stopped = self._numbers.saved(), self._stopped()
 
         def save() -> None:
             heard = [
@@ -119,6 +124,7 @@ class WorkerMemory:
                     load_phases=load_phases,
                     launches=launches,
                     replicas=replicas,
+                    stopped=stopped,
                 )
             )
 

@@ -27,7 +27,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret, private
 from ichat.config.replicas import Replicas
-from ichat.config.schema import ServerSettings
+from ichat.config.schema import ManagedWorkerConfig, ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
 from ichat.supervisor.life import Actual, Wanted
@@ -69,6 +69,22 @@ class SavedManagedWorker:
     """The GPUs that the gateway has chosen for its process; None: its table names them, or it has no process."""
 
 
+def saved_table(spec: ManagedWorkerConfig) -> dict[str, Any]:
+    """Return the table of a worker for the file."""
+    return {key: value for key, value in attrs.asdict(spec).items() if value is not None}
+
+
+@attrs.frozen
+class SavedStoppedWorker:
+    """A worker of the configuration that an operator has stopped."""
+
+    worker_id: str
+    spec: dict[str, Any]
+    """Its table of the configuration."""
+    at: float
+    """When, in seconds since 1970."""
+
+
 @attrs.frozen
 class SavedRemoteWorker:
     """A worker that was not started here."""
@@ -104,6 +120,7 @@ class SavedState:
     """The number of the newest launch of any worker: each launch has a higher number than those before it."""
     replicas: dict[str, SetReplicas] = attrs.field(factory=dict[str, SetReplicas])
     """The numbers of copies that operators have set, by models."""
+    stopped: list[SavedStoppedWorker] = attrs.field(factory=list[SavedStoppedWorker])
 
 
 @attrs.frozen
@@ -185,7 +202,8 @@ class StateDirectory:
             times = f'"load_seconds": {json.dumps(known.load_seconds)}, "load_phases": {json.dumps(known.load_phases)}'
             replicas = json.dumps({name: attrs.asdict(one) for name, one in known.replicas.items()})
             file.write(f'{{"version": {known.version}, {times}, "launches": {known.launches}, "replicas": {replicas},')
-            file.write(f' "started": {started}, "heard": [')
+            stopped = json.dumps([attrs.asdict(one) for one in known.stopped])
+            file.write(f' "started": {started}, "stopped": {stopped}, "heard": [')
             for number, one in enumerate(known.heard):  # thousands of workers are not a single text
                 saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}
                 file.write((",\n" if number else "\n") + json.dumps(saved))

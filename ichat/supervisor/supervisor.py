@@ -1,6 +1,7 @@
 """The workers that the gateway starts, including those of the gateway before it."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ from ichat.supervisor.state import (
     SavedManagedWorker,
     StateDirectory,
 )  # fmt: skip
+from ichat.supervisor.stopped import StoppedWorkers, WorkerCommands
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +77,23 @@ class Supervisor:
         launcher = launcher or LocalLauncher(state, log_store, self.gpus, kept=kept)
         self._numbers = ReplicaNumbers()
         self._memory = memory = WorkerMemory(
-            state, fleet, self._workers, self._token, self._numbers, remember_s=remember_s
-        )
+            state, fleet, self._workers, self._token, self._numbers, remember_s=remember_s,
+            stopped=lambda: self.stopped.saved(),  # noqa: PLW0108 it is made below
+        )  # fmt: skip
         self._context = SupervisorContext(
             config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate,
             clusters=clusters or {},
         )  # fmt: skip
+        self.stopped = StoppedWorkers(self._context)
+        """The workers that operators have stopped."""
         self._restarts = Restarts(self._context, self._workers, self._start_new, self._end_soon)
         self.copies = Copies(
             self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
         )
         """Changes the numbers of copies."""
+        begin = functools.partial(self._start, is_launched=False)
+        self.commands = WorkerCommands(self._workers, self.stopped, self._restarts, start=begin, remove=self.remove)
+        """Stops, starts, restarts and drains single workers."""
         self._handed: HandedWorkers | None = None
         self.loader = Loader(self._context, balancer, self._workers, self.copies)
         """Loads and unloads the models that are loaded on demand."""
@@ -126,6 +134,7 @@ class Supervisor:
             known = attrs.evolve(known, started=[*self._handed.started], heard=[])
         self._memory.restore(known)
         self._load_times.restore(known.load_seconds, known.load_phases)
+        self.stopped.restore(known.stopped, self._context.config)
         await self.learner.load()
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -300,6 +309,7 @@ class Supervisor:
             await worker.remove(drain_s)
             if self._workers.get(worker.id) is worker:
                 del self._workers[worker.id]
+                self.stopped.show(worker.id)
             self._memory.save_soon()
             self.loader.review()
             done.set()
@@ -310,19 +320,16 @@ class Supervisor:
         self._nursery.start_soon(remove)
         return done
 
-    def get(self, worker_id: str) -> ManagedWorker | None:
-        """Return the managed worker of this id."""
-        return self._workers.get(worker_id)
-
     def _new_id(self, spec: ManagedWorkerConfig) -> str:
         return id_for(spec.model_name, {*self._workers, *(worker.id for worker in self._table)})
 
     def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         running = [self.copies.running(one) for one in self._workers.values() if not one.is_leaving]
-        wanted = self.copies.wanted(config)
+        there = [one.spec for one in running if not one.is_launched]
+        wanted, stopped = self.stopped.changes(self.copies.wanted(config), there)
         engines = self._context.config.engines, config.engines
-        return changes_of_workers(running, wanted, *engines, restart_failed=restart_failed)
+        return [*changes_of_workers(running, wanted, *engines, restart_failed=restart_failed), *stopped]
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
@@ -330,6 +337,7 @@ class Supervisor:
             raise errors.draining()
         self._context.use(config)
         self._numbers.use(config)
+        self.stopped.keep(changes)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)

@@ -93,7 +93,7 @@ def test_the_picture_is_walked_and_opened_with_the_keyboard(overview, page):
     page.keyboard.press("ArrowDown")
     expect(focused).to_have_attribute("data-node", "worker llama-70b-1")
     name = focused.get_attribute("aria-label")
-    assert name.startswith("llama-70b-1, 29 in flight, "), name
+    assert name.startswith("llama-70b-1 29 in flight, "), name
     assert name.endswith("tokens/s"), name
     page.keyboard.press("Tab")
     assert focused.get_attribute("data-node") is None

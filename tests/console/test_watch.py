@@ -194,8 +194,8 @@ def test_a_workers_page_follows_it(cluster, page):
 
 
 DOWN = (
-    "It stays down until something of it changes in the configuration. "
-    "./ichat.pyz reload --restart-failed starts it as it is."
+    "It stays down until something of it changes in the configuration, or it is started here. "
+    "./ichat.pyz reload --restart-failed starts all that have failed."
 )
 
 

@@ -1,5 +1,6 @@
 """The console's files: what is served, with which headers, and what is not."""
 
+import gzip
 import json
 import pathlib
 import re
@@ -58,6 +59,30 @@ async def test_a_file_that_has_not_changed_is_not_sent_again(gateway_to, connect
     again = await get(client, b"/console/app.js", b"if-none-match: %b\r\n" % headers[b"etag"])
     assert again[0] == 304
     assert again[2] == b""
+
+
+async def test_files_of_a_revision_are_kept_and_compressed(gateway_to, connect):
+    """The page names them so; a file of another revision, or at its plain path, is asked for each time."""
+    client = await connect(await gateway_to({}))
+    page = (await get(client, b"/console/"))[2].decode()
+    named = re.findall(r"""(?:(?:src|href)="|"\./)(v/[^"]+)\"""", page)
+    assert len(named) == 13
+    for name in named:
+        status, headers, body = await get(client, f"/console/{name}".encode(), b"accept-encoding: br, gzip\r\n")
+        assert (status, headers[b"cache-control"]) == (200, b"public, max-age=31536000, immutable"), name
+        assert (headers[b"content-encoding"], headers[b"vary"]) == (b"gzip", b"accept-encoding")
+        plain = await get(client, f"/console/{name}".encode())
+        assert gzip.decompress(body) == plain[2]
+        assert b"content-encoding" not in plain[1]
+        assert headers[b"etag"] != plain[1][b"etag"]
+    assert sum(len(path.read_bytes()) for path in OWN) > 2 * sum(
+        len(read_file(path.relative_to(HERE).as_posix()).gzipped) for path in OWN
+    )
+    other = re.sub(r"^v/\w+/", f"v/{'0' * 16}/", named[-1])
+    assert (await get(client, f"/console/{other}".encode()))[1][b"cache-control"] == b"no-cache"
+    assert (await get(client, b"/console/v/0123456789abcdef/../files.py"))[0] == 404
+    refused = await get(client, b"/console/app.js", b"accept-encoding: gzip;q=0\r\n")
+    assert b"content-encoding" not in refused[1]
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_launch_and_delete(gateway):
     family = program.descendants()
     assert program.ask_by("DELETE", "/v1/admin/workers/new-0") == (
         200,
-        {"worker_id": "new-0", "in_config": False, "state": "stopped"},
+        {"worker_id": "new-0", "in_config": False, "stays": False, "state": "stopped"},
     )
     assert not alive(family)
     assert program.ask_by("DELETE", "/v1/admin/workers/new-0")[0] == 404

@@ -82,7 +82,7 @@ def test_launch_watch_and_stop(operate):
     family = [one for one in operate.program.descendants() if "--worker-id=new-0" in one.cmdline()]
     assert len(family) == 1
     answer = json.loads(operate("stop", "new-0", "--json"))
-    assert answer == {"worker_id": "new-0", "state": "stopped", "in_config": False}
+    assert answer == {"worker_id": "new-0", "state": "stopped", "in_config": False, "stays": False}
     assert not alive(family)
     assert operate.program.state("new-0") is None
     launched = json.loads(operate("launch", "/m", "--backend", "fake", "--model-name", "x", "--fail", "--json"))
@@ -92,21 +92,42 @@ def test_launch_watch_and_stop(operate):
     assert "no such weights" in operate("workers")
 
 
-def test_a_worker_of_the_configuration_is_not_stopped_for_good(operate):
-    """Who stops it is told that it comes back, and how to keep it away; a reload starts it again."""
+def test_a_worker_of_the_configuration_stays_stopped_until_it_is_started(operate):
+    """It is listed as stopped, over reloads as well; requests for its model are refused with that reason."""
     url = f"http://127.0.0.1:{operate.program.port}"
     done = subprocess.run(
         ichat("stop", "m-0", "--json", "--gateway", url),
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=True,
     )  # fmt: skip
-    assert json.loads(done.stdout) == {"worker_id": "m-0", "in_config": True, "state": "stopped"}
+    assert json.loads(done.stdout) == {"worker_id": "m-0", "in_config": True, "stays": True, "state": "stopped"}
     assert done.stderr.endswith(  # behind its state, if slow
-        "It is in the configuration: the next reload or start of the gateway starts it again. Remove it from the file to"
-        " keep it stopped.\n"
+        "It stays stopped until `./ichat.pyz start m-0`, or until its table in the file changes.\n"
     )
-    assert operate.program.state("m-0") is None
-    operate("reload")
+    assert operate.program.state("m-0") == "stopped"
+    assert "an operator has stopped it" in operate("reload")
+    assert operate.program.state("m-0") == "stopped"
+    status, answer = operate.program.ask("/v1/chat/completions", {"model": "m", "messages": []})
+    assert (status, answer["error"]["code"]) == (503, "model_not_ready")
+    assert "an operator has stopped it" in answer["error"]["message"]
+    operate("restart", "m-0", code=1)
+    assert json.loads(operate("stop", "m-0", "--json"))["stays"]
+    operate("start", "m-0")
     operate.program.wait_until_ready("m-0")
+    operate("start", "m-0", code=1)
+
+
+def test_a_worker_is_restarted_and_drained(operate):
+    """A restart is another process; a drained worker gets no requests until it is resumed."""
+    pid = operate.program.get("/v1/admin/workers/m-0")[1]["pid"]
+    operate("restart", "m-0", "--drain-s", "0")
+    operate.program.until(lambda: operate.program.get("/v1/admin/workers/m-0")[1].get("pid", pid) not in (pid, None))
+    operate.program.wait_until_ready("m-0")
+    assert operate("drain", "m-0").split() == ["m-0", "draining"]
+    status, answer = operate.program.ask("/v1/chat/completions", {"model": "m", "messages": []})
+    assert (status, answer["error"]["code"]) == (503, "model_not_ready")
+    assert operate("resume", "m-0").split() == ["m-0", "ready"]
+    operate("resume", "m-0", code=1)
+    assert "0" in operate("chat", "m", "count, please")
 
 
 def test_the_chat_command_streams_an_answer(operate):

@@ -92,11 +92,49 @@ export function CopiesDialog({ model, wanted, onClose }) {
 export async function stop(worker) {
   const text = `The requests that it has may end first. ${
     worker.origin === "configuration"
-      ? "The next reload or start of the gateway starts it again, as it is in the configuration."
+      ? "It stays in the list, and can be started again there."
       : "The gateway forgets it."
   }`;
   if (!(await confirm({ title: `Stop ${worker.worker_id}?`, text, action: "Stop", danger: true }))) return false;
-  const { in_config: returns } = await api.del(`/v1/admin/workers/${encodeURIComponent(worker.worker_id)}`);
+  const { in_config: isOurs, stays } = await api.del(pathOf(worker));
+  const returns = isOurs && !stays;
   toast(`${worker.worker_id} is stopped${returns ? "; the next reload or start of the gateway starts it again" : ""}.`);
-  return true;
+  return !stays;
+}
+
+/** @param {Worker} worker */
+const pathOf = (worker) =>
+  /** @type {"/v1/admin/workers/{id}"} */ (`/v1/admin/workers/${encodeURIComponent(worker.worker_id)}`);
+
+/**
+ * The buttons for a worker that the gateway has started, in its state; `onGone` is called when it is forgotten.
+ *
+ * @param {{ worker: Worker & { origin?: string }, onGone: () => void }} props
+ */
+export function WorkerButtons({ worker, onGone }) {
+  const { state, on_demand: isOnDemand, worker_id: id } = worker;
+  const ask = async (/** @type {"start" | "restart" | "drain" | "resume"} */ verb, /** @type {string} */ done) => {
+    await api.post(`/v1/admin/workers/${encodeURIComponent(id)}/${verb}`);
+    toast(`${id} ${done}.`);
+  };
+  const restart = async () => {
+    const text = "Its process ends once the requests that it has are answered, and another is started.";
+    if (await confirm({ title: `Restart ${id}?`, text, action: "Restart", danger: true }))
+      await ask("restart", "is being restarted");
+  };
+  const end = async () => {
+    if (await stop(worker)) onGone();
+  };
+  if (state === "stopped")
+    return html`<${Button} tone="primary" onClick=${() => ask("start", "is being started")}>Start<//>`;
+  const isDown = state === "failed" || state === "restarting";
+  return html`${isDown && html`<${Button} tone="primary" onClick=${() => ask("start", "is being started")}>Start<//>`}
+    ${!isDown && state !== "cold" && html`<${Button} onClick=${restart}>Restart<//>`}
+    ${
+      !isOnDemand &&
+      (state === "draining"
+        ? html`<${Button} onClick=${() => ask("resume", "gets requests again")}>Resume<//>`
+        : state === "ready" && html`<${Button} onClick=${() => ask("drain", "gets no new requests")}>Drain<//>`)
+    }
+    <${Button} tone="danger" onClick=${end}>Stop<//>`;
 }

@@ -1,4 +1,4 @@
-// A log: its lines as they arrive, older lines, a search of all kept lines, and a file of them. Each view has an address.
+// A log: its lines as they arrive, older lines, a search of all kept lines, and a file. Each view has an address.
 
 import { partsOf } from "../ansi.js";
 import { send } from "../api.js";
@@ -121,6 +121,7 @@ function Around({ id, place: [page, ...rest], query }) {
     html`<${Button} small onClick=${() => more(way)} disabled=${part.isBusy}>${title}<//>`;
   const canRead = part.lines.length < KEPT_MAX;
   const top = part.before === null ? "These are the oldest lines that are kept." : "";
+  const older = part.before !== null && canRead ? button("before", "Older lines") : "";
   return html`<div class="log">
     <div class="log-bar">
       <a class="button small" href=${live}>Newest lines</a>
@@ -130,7 +131,7 @@ function Around({ id, place: [page, ...rest], query }) {
     </div>
     <${Box} lines=${part.lines} marked=${at} sticks=${false}
       hrefAt=${(/** @type {string} */ one) => hrefOf(page, rest, changed(query, { at: one }))}
-      top=${html`<span>${part.error || top}</span>${part.before !== null && canRead ? html` ${button("before", "Older lines")}` : ""}`}
+      top=${html`<span>${part.error || top}</span>${older}`}
       bottom=${canRead && !part.error ? button("after", "Newer lines") : ""}
       empty=${part.isBusy ? "Reading…" : "No line is kept here."} /></div>`;
 }
@@ -138,8 +139,8 @@ function Around({ id, place: [page, ...rest], query }) {
 /**
  * Lines in a box that scrolls.
  *
- * @param {{ lines: Line[], sticks: boolean, marked?: string, hrefAt: (at: string) => string, onTop?: (() => void) | null,
- *   top: unknown, bottom?: unknown, empty: string }} props
+ * @param {{ lines: Line[], sticks: boolean, marked?: string, hrefAt: (at: string) => string,
+ *   onTop?: (() => void) | null, top: unknown, bottom?: unknown, empty: string }} props
  */
 function Box({ lines, sticks, marked, hrefAt, onTop, top, bottom, empty }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));

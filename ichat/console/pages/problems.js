@@ -24,10 +24,12 @@ const DOWN = { failed: "bad", unhealthy: "bad", wedged: "bad", broken: "bad", re
  * @returns {Problem[]}
  */
 export function problemsOf({ config, workers, models, machines, usageStorage }) {
-  const down = new Set(workers.filter((one) => DOWN[one.state]).flatMap((one) => one.model_names));
-  const loaded = new Set(workers.filter(isLoading).flatMap((one) => one.model_names));
+  const down = namesOf(workers.filter((one) => DOWN[one.state]));
+  const loaded = namesOf(workers.filter(isLoading));
+  const resting = namesOf(workers.filter((one) => one.state === "stopped"));
+  for (const name of namesOf(workers.filter((one) => one.state !== "stopped"))) resting.delete(name);
   const isAsked = (/** @type {Model} */ one) =>
-    one.workers > 0 || one.queued > 0 || loaded.has(one.id) || !down.has(one.id);
+    one.workers > 0 || one.queued > 0 || loaded.has(one.id) || !(down.has(one.id) || resting.has(one.id));
   const asked = models.filter(isAsked);
   const found = [
     ...workers.flatMap(ofWorker),
@@ -79,6 +81,9 @@ function ofConfig(config) {
   return [{ id: "config", tone: isRefused ? "bad" : "warn", title: configTitle(config), text, href: hrefOf("config") }];
 }
 
+/** @param {Worker[]} workers */
+const namesOf = (workers) => new Set(workers.flatMap((one) => one.model_names));
+
 /**
  * @param {Worker} worker
  * @returns {Problem[]}
@@ -98,7 +103,7 @@ function ofWorker(worker) {
       text: reasonOf(worker) + again,
       href,
     });
-  } else if (worker.failure) {
+  } else if (worker.failure && worker.state !== "stopped") {
     found.push({ id: worker.worker_id, tone: "warn", title: worker.worker_id, text: worker.failure, href });
   }
   if (worker.circuit && worker.circuit.state !== "closed") {

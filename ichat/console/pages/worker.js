@@ -5,7 +5,6 @@ import { go, hrefOf } from "../router.js";
 import { loadHistory, useStore } from "../store.js";
 import {
   Badge,
-  Button,
   Card,
   Chart,
   Empty,
@@ -27,7 +26,7 @@ import {
   useTick,
   when,
 } from "../ui.js";
-import { ModelButtons, stop } from "./changes.js";
+import { ModelButtons, WorkerButtons } from "./changes.js";
 import { LoadStory } from "./load_story.js";
 import { Log } from "./log.js";
 import { isLoading, reasonOf, stateWords } from "./states.js";
@@ -93,15 +92,12 @@ export default function Worker({ id, query }) {
 
 /** @param {{ worker: Details }} props */
 function Actions({ worker }) {
-  const leave = async () => {
-    if (await stop(worker)) go("workers");
-  };
   return html`${
     worker.on_demand &&
     html`<${ModelButtons} model=${worker.model_name} state=${worker.state}
       canSleep=${worker.can_sleep} />`
   }
-    ${worker.managed && html`<${Button} tone="danger" onClick=${leave}>Stop<//>`}`;
+    ${worker.managed && html`<${WorkerButtons} worker=${worker} onGone=${() => go("workers")} />`}`;
 }
 
 /** @param {{ worker: Details }} props */
@@ -134,9 +130,9 @@ function State({ worker }) {
  */
 function whatNext({ managed, origin }) {
   if (!managed) return "Start it again where it was started.";
-  if (origin === "api") return "It stays down: stop it, and launch it anew.";
-  return html`It stays down until something of it changes in the configuration.${" "}
-    <code>./ichat.pyz reload --restart-failed</code> starts it as it is.`;
+  if (origin === "api") return "It stays down until it is started here, or launched anew.";
+  return html`It stays down until something of it changes in the configuration, or it is started here.${" "}
+    <code>./ichat.pyz reload --restart-failed</code> starts all that have failed.`;
 }
 
 /** @param {{ worker: Details, query: Record<string, string> }} props */

@@ -15,7 +15,8 @@ const GROUPS = [
   { name: "all", title: "All", has: () => true },
   { name: "ready", title: "Ready", has: (worker) => worker.state === "ready" || worker.state === "following" },
   { name: "resting", title: "On demand", has: (worker) => worker.state === "cold" || worker.state === "asleep" },
-  { name: "other", title: "Not ready", has: (worker) => !FINE.has(worker.state) },
+  { name: "other", title: "Not ready", has: (worker) => !FINE.has(worker.state) && worker.state !== "stopped" },
+  { name: "stopped", title: "Stopped", has: (worker) => worker.state === "stopped" },
 ];
 
 /**

@@ -94,6 +94,7 @@ const STATES = {
   following: "ok",
   cold: "idle",
   asleep: "idle",
+  stopped: "idle",
   stale: "warn",
   draining: "busy",
   ending: "busy",
@@ -164,7 +165,7 @@ export function Tabs({ tabs, current, onSelect, label }) {
  */
 export function Empty({ title, icon, children }) {
   return html`<div class="empty">${icon && html`<${Icon} name=${icon} size=${28} />`}
-    <h3>${title}</h3>${children}</div>`;
+    <h2>${title}</h2>${children}</div>`;
 }
 
 /**

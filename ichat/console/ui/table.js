@@ -104,7 +104,7 @@ export function Table(props) {
         column.value
           ? html`<button type="button" onClick=${() => turn(column.name)}>${column.title}<i aria-hidden="true">
             ${by === column ? (descends ? "↓" : "↑") : ""}</i></button>`
-          : column.title
+          : column.title || html`<span class="unseen">Actions</span>`
       }</th>`,
     )}</tr></thead>
     <tbody>${drawn.map(

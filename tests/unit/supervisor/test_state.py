@@ -8,7 +8,7 @@ import pytest
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.views import describe
 from ichat.protocol.messages import Group, Heartbeat, LoadPhase, ModelCard, parse_heartbeat, saved_form
-from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
+from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, SavedStoppedWorker, StateDirectory
 
 ARGS = {"max_model_len": 4096, "nested": {"a": [1, None, "ü"]}}
 HEARTBEATS = [
@@ -36,8 +36,9 @@ def test_a_heartbeat_is_read_as_it_was(state, heartbeat, args):
     """What is left out since it is empty comes back as empty."""
     started = [SavedManagedWorker("mine", {"model": "m"}, is_launched=True, pid=3, stamp="x", launch=4)]
     saved = SavedState(
-        started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, args), 5.0, "t")] * 2, launches=7
-    )
+        started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, args), 5.0, "t")] * 2, launches=7,
+        stopped=[SavedStoppedWorker("resting", {"model": "n"}, 6.0)],
+    )  # fmt: skip
     state.save(saved)
     known = state.load()
     assert known == saved

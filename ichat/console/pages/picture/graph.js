@@ -137,12 +137,17 @@ const trafficText = ({ tokens, ended, inFlight }) =>
   (inFlight ? `${number(inFlight)} in flight` : "idle");
 
 /**
- * Return a node's whole content in a sentence, for screen readers.
+ * Return a node's whole content in a sentence, for screen readers. It begins with the visible text, for speech control.
  *
  * @param {Node} node
  */
 export const wordsOf = ({ title, words, note, tokens, queued }) =>
-  [words || cut(title), note, tokensText(tokens), queued > 0 && !note.includes("wait") && `${queued} waiting`]
+  [
+    `${cut(title)} ${note}`.trim(),
+    words,
+    tokensText(tokens),
+    queued > 0 && !note.includes("wait") && `${queued} waiting`,
+  ]
     .filter((text, at, all) => text && all.indexOf(text) === at)
     .join(", ");
 

@@ -138,7 +138,7 @@ function NodeView({ node, isStop, isPale, choose }) {
       onFocus=${() => choose(id)} onBlur=${() => choose(null)} onMouseEnter=${() => choose(id)}
       onMouseLeave=${() => choose(null)}>
       ${load !== null && html`<i class="node-load" style=${{ width: `${Math.round(load * 100)}%` }}></i>`}
-      <b>${!isGroup && kind !== "key" && kind !== "name" && html`<i class=${`dot ${tone}`}></i>`}<bdi>${title}</bdi></b>
+      <b>${!isGroup && kind !== "key" && kind !== "name" && html`<i class=${`dot ${tone}`}></i>`}<bdi>${title}</bdi></b>${" "}
       <span><bdi>${note}</bdi></span>
       ${isGroup && html`<span class="cells">${cells.map((cell, at) => html`<i key=${at} class=${cell}></i>`)}</span>`}
     </a></li>`;
