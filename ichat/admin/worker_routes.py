@@ -252,7 +252,7 @@ async def explain_route(overview: Overview, reloader: Reloader, supervisor: Supe
         overview.directory, overview.table, context.balancer, context.aliases, question,
         settings=reloader.config.routing, lengths=context.prompt_lengths,
     )  # fmt: skip
-    load, scale = supervisor.loader.preview(view.model), supervisor.scaler.view(view.model)
+    load, scale = await supervisor.loader.preview(view.model), supervisor.scaler.view(view.model)
     view = attrs.evolve(view, load=load, scale=scale)
     return long_response(with_long_list(view, "candidates", view.candidates))
 

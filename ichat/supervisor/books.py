@@ -4,7 +4,7 @@ Each launch has its claim from the decision on until nothing of it is left. Noth
 other claims and the booking, so two launches at the same moment see each other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -214,13 +214,17 @@ class PossiblePlaces:
     def _is_fresh(self, worker: BookedWorker, now: float) -> bool:
         return not self.is_unknown(worker) and now < self._read[worker.record.id][3]
 
-    def of(self, worker: BookedWorker) -> Sequence[Claims]:
-        """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`."""
+    def of(self, worker: BookedWorker, movable: Collection[str] = ()) -> Sequence[Claims]:
+        """Return the claims of a worker at each of its places, by the newest reading; none without `gpus`.
+
+        The workers with the ids in `movable` would make room as well.
+        """
         known = self._read.get(worker.record.id)
         if worker.spec.gpus is None or known is None or known[0] is not worker.spec:
             return ()
         _, wish, gpus, _ = known
-        permanent = {name: one for name, one in self._workers.items() if not one.is_on_demand}
+        others = self._workers.items()
+        permanent = {name: one for name, one in others if not (one.is_on_demand or name in movable)}
         unused = None if gpus is None else [evolve(gpu, used_bytes=None) for gpu in gpus]
         found = places(evolve(wish, before=tuple(worker.placed_last)), unused, Books(permanent).beside(worker))
         address = claims_of(worker.spec, has_gpus=True).address

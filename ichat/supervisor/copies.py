@@ -72,6 +72,11 @@ class ReplicaNumbers:
         self._set = dict(saved)
 
 
+def is_scaled(worker: ManagedWorker) -> bool:
+    """Return whether the number of copies follows the load of the model."""
+    return worker.spec.replicas.max > max(1, worker.spec.replicas.min)
+
+
 class Copies:
     """Changes the numbers of copies, and gives each copy its number."""
 
@@ -133,6 +138,27 @@ class Copies:
             for table in tables
             for _ in range(count_of(table.replicas, there[table.model_name] if named[table.model_name] == 1 else 0))
         ]
+
+    def scaled(self) -> dict[str, list[ManagedWorker]]:
+        """Return the copies of each model with such a number, without those that are leaving."""
+        found: dict[str, list[ManagedWorker]] = {}
+        for one in self._workers.values():
+            if is_scaled(one) and not one.is_leaving:
+                found.setdefault(one.spec.model_name, []).append(one)
+        return found
+
+    def spare(self) -> list[ManagedWorker]:
+        """Return the copies above the fewest of their models: they may go for the first copy of another model."""
+        groups = [ours for ours in self.scaled().values() if not self.is_changing(ours)]
+        found = (in_order_of_stay(map(self.running, ours))[max(1, ours[0].spec.replicas.min) :] for ours in groups)
+        return [self._workers[one.worker_id] for group in found for one in group]
+
+    def end_for_room(self, worker: ManagedWorker) -> None:
+        """End a spare copy, and all spare copies that wait for a place: the room is for another model."""
+        pending = [one for one in self.spare() if one.spec.gpus and one.booking is None]
+        for one in {one.id: one for one in (worker, *pending)}.values():
+            log.info("worker %s ends: another model needs its room", one.id)
+            self._remove(one)
 
     def is_changing(self, ours: Sequence[ManagedWorker]) -> bool:
         """Return whether one of these copies is being restarted after a reload."""

@@ -26,6 +26,7 @@ from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.supervisor.books import PossiblePlaces
 from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.copies import Copies, is_scaled
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
 from ichat.supervisor.watched_worker import WatchedWorker
@@ -43,8 +44,11 @@ END_S = 30.0
 class Loader:
     """Decides again and again which on-demand workers have a process."""
 
-    def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
-        """`workers` are all managed workers; those that are not loaded on demand are left alone."""
+    def __init__(
+        self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker], copies: Copies
+    ) -> None:
+        """`workers` are all managed workers; of those that are not loaded on demand, spare `copies` may be ended."""
+        self._copies = copies
         self.counts = LoadCounts()
         self._times = context.managed.times
         self._context = context
@@ -59,7 +63,7 @@ class Loader:
         """Whether it decides again soon."""
         self._woken: Listeners[[]] = Listeners()
         self._look_at = math.inf
-        self._is_pressed = False
+        self.is_pressed = False
         """Whether requests wait for a model, by the newest decision."""
         self._has_gpus = has_nvidia()
         self._places = PossiblePlaces(workers, context)
@@ -108,14 +112,14 @@ class Loader:
     def _on_idle(self, watched: WatchedWorker) -> None:
         """Decide again if it may change anything now that a worker has no request any more."""
         idle_s = watched.worker.spec.idle_s
-        if self._is_pressed or watched.worker.phase != "ready" or (idle_s and watched.busy_at + idle_s < self._look_at):
+        if self.is_pressed or watched.worker.phase != "ready" or (idle_s and watched.busy_at + idle_s < self._look_at):
             self.review()
 
     def _decide(self, now: float) -> float:
         """Decide and begin to carry that out; return when to decide again if nothing changes until then."""
         candidates = self._candidates(now)
         demand = self._demand()
-        self._is_pressed = bool(demand)
+        self.is_pressed = bool(demand)
         if not candidates:
             return math.inf
         decision = decide(now, candidates, demand, self._sets())
@@ -140,7 +144,8 @@ class Loader:
         for watched in self._watched.values():
             worker = watched.worker
             demand = self._balancer.demand(*worker.record.names)
-            if not demand.waiting or worker.is_leaving or self._places.is_unknown(worker):
+            is_ours = worker.is_on_demand and not worker.is_leaving
+            if not demand.waiting or not is_ours or self._places.is_unknown(worker):
                 continue
             is_served = all(isinstance(self._directory.availability(name), Ready) for name in worker.record.names)
             if not (is_served and worker.phase in ("cold", "down", "asleep")):
@@ -148,16 +153,34 @@ class Loader:
         return found
 
     def _candidates(self, now: float) -> list[SwapCandidate]:
-        """Return the on-demand workers as they are now."""
-        found = [one for one in self._workers.values() if one.is_on_demand and (one.pid or not one.is_leaving)]
-        for worker_id in self._watched.keys() - {one.id for one in found}:
+        """Return the on-demand workers as they are now, and beside them the copies that may go for them."""
+        on_demand = [one for one in self._workers.values() if one.is_on_demand and (one.pid or not one.is_leaving)]
+        scaled = self._scaled() if on_demand else {}
+        movable = [worker_id for worker_id, may_go in scaled.items() if may_go]
+        seen = [
+            one.candidate(
+                now, self._places.of(one.worker, movable), has_gpus=self._has_gpus, is_spare=one.worker.id in scaled
+            )
+            for one in self._watch([*on_demand, *map(self._workers.__getitem__, scaled)], now)
+        ]
+        return [one for one in seen if scaled.get(one.worker_id, True)]
+
+    def _scaled(self) -> dict[str, bool]:
+        """Return the ids of the copies that hold room, each with whether the copy may go for another model."""
+        spare = {one.id for one in self._copies.spare()}
+        held = (one for one in self._workers.values() if is_scaled(one) and (one.pid or one.booking))
+        return {one.id: one.is_leaving or one.id in spare for one in held}
+
+    def _watch(self, workers: Sequence[ManagedWorker], now: float) -> list[WatchedWorker]:
+        """Return the notes on these workers; those on others are forgotten."""
+        for worker_id in self._watched.keys() - {one.id for one in workers}:
             self._watched.pop(worker_id).follow(None)
-        watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in found]
+        watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in workers]
         for one in watched:
             one.follow(self._table.endpoint_of(one.worker.record))
             if (result := one.pop_result(now)) is not None:
                 self.counts.loaded(one.model, *result)
-        return [one.candidate(now, self._places.of(one.worker), has_gpus=self._has_gpus) for one in watched]
+        return watched
 
     # Actions.
 
@@ -165,7 +188,7 @@ class Loader:
         watched = self._watched[action.worker_id]
         worker = watched.worker
         log.info("worker %s: %s (%s)", worker.id, action.kind, action.why)
-        if action.why == "room" and action.kind in ("stop", "sleep"):
+        if action.why == "room" and action.kind in ("stop", "sleep", "end"):
             self.counts.swaps += 1
         if action.kind in ("start", "wake"):
             reason = "command" if self._commands[worker.spec.model_name] else "request"
@@ -176,6 +199,8 @@ class Loader:
             worker.life.want(takes_requests=False)
         elif action.kind == "resume":
             worker.life.want(takes_requests=True)
+        elif action.kind == "end":
+            self._copies.end_for_room(worker)
         elif action.kind == "stop":
             worker.life.unload()
         else:
@@ -256,8 +281,10 @@ class Loader:
             raise _conflict("not_asleep", f"The model `{model}` is not asleep: load it.")
         return await self.load(model)
 
-    def preview(self, model: str) -> LoadView | None:
+    async def preview(self, model: str) -> LoadView | None:
         """Return the cost of loading this model now; None if there is nothing to load, or no way to do it."""
+        ours = [one for one in self._workers.values() if one.is_on_demand and model in one.record.names]
+        await self._places.read(one for one in ours if one.spec.gpus)
         now, candidates = trio.current_time(), self._candidates(trio.current_time())
         names = [one.model for one in candidates if model in self._workers[one.worker_id].record.names]
         plan = evictions_for(names[0], now, candidates, self._demand(), self._sets()) if names else None
@@ -303,7 +330,7 @@ def _preview_of(plan: LoadPlan, workers: Sequence[SwapCandidate], now: float, ex
         EvictionView(
             one.worker_id,
             one.model,
-            "stop" if one.worker_id in plan.stops or one.phase == "asleep" else one.when_idle,
+            "stop" if one.worker_id in plan.stops or one.phase == "asleep" or one.is_spare else one.when_idle,
             None if one.requests else max(0.0, round(now - one.idle_since, 3)),
         )
         for one in plan.evicts

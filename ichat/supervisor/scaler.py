@@ -30,6 +30,7 @@ from ichat.routing.balancer import Balancer
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.copies import Copies
 from ichat.supervisor.life import NoProcess
+from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,16 @@ class Scaler:
     """Decides again and again how many copies a model has, if its `replicas` are bounds."""
 
     def __init__(
-        self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker], copies: Copies
+        self,
+        context: SupervisorContext,
+        balancer: Balancer,
+        workers: Mapping[str, ManagedWorker],
+        copies: Copies,
+        loader: Loader,
     ) -> None:
-        """`workers` are all managed workers."""
+        """`workers` are all managed workers. No copy is added while requests wait for a load of the `loader`."""
         self._context = context
+        self._loader = loader
         self._balancer = balancer
         self._workers = workers
         self._copies = copies
@@ -87,19 +94,17 @@ class Scaler:
             await trio.sleep_until(self._look_at)
 
     def _decide_all(self, now: float, *, is_whole: bool) -> None:
-        groups: dict[str, list[ManagedWorker]] = {}
-        for one in self._workers.values():
-            if one.spec.replicas.max > max(1, one.spec.replicas.min) and not one.is_leaving:
-                groups.setdefault(one.spec.model_name, []).append(one)
+        groups = self._copies.scaled()
         for model in self._scaled.keys() - groups.keys():
             del self._scaled[model]
         if not groups:
             return
+        most = 0 if self._loader.is_pressed else STARTS_MAX
         starting = sum(_phase_of(one, is_ready=self._is_ready(one)) == "starting" for one in self._workers.values())
         for model, ours in groups.items():
             scaled = self._scaled.setdefault(model, _Scaled())
             if not self._copies.is_changing(ours):
-                facts = self._facts(now, ours, may_start=max(0, STARTS_MAX - starting), is_whole=is_whole)
+                facts = self._facts(now, ours, may_start=max(0, most - starting), is_whole=is_whole)
                 scaled.decision, scaled.memory = decide(now, facts, ours[0].spec.scale, scaled.memory)
                 starting += scaled.decision.start
                 self._look_at = min(self._look_at, scaled.decision.look_at)

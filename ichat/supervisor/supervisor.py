@@ -84,11 +84,11 @@ class Supervisor:
             self._context, self._workers, self._numbers, self._restarts, start=self._start_new, remove=self._end_soon
         )
         """Changes the numbers of copies."""
-        self.scaler = Scaler(self._context, balancer, self._workers, self.copies)
-        """Adds and ends copies by the load."""
         self._handed: HandedWorkers | None = None
-        self.loader = Loader(self._context, balancer, self._workers)
+        self.loader = Loader(self._context, balancer, self._workers, self.copies)
         """Loads and unloads the models that are loaded on demand."""
+        self.scaler = Scaler(self._context, balancer, self._workers, self.copies, self.loader)
+        """Adds and ends copies by the load."""
         self.learner = MemoryLearner(self._context, self._workers, state.path, self.gpus)
         """Learns from loads how much memory models need."""
 

@@ -2,6 +2,7 @@
 
 `decide` is sync, has no clock and keeps nothing. The loader gathers its input, carries out its actions, and
 asks again after every change, and at `look_at`.
+A copy above the fewest of its model may be a candidate as well: it only goes, for good, for the first copy of another.
 
 The models that are wanted have their turns, the oldest waiter first. Resources for each of them are kept from
 the later models, so that models that need the same room are loaded in the order of the requests for them.
@@ -55,6 +56,8 @@ class SwapCandidate:
     """`stop` as well where its engine cannot sleep."""
     may_start_at: float = -math.inf
     """When it may be loaded again after a failure; `inf`: not before an operator asks for it."""
+    is_spare: bool = False
+    """Whether it is a copy above the fewest of its model, not loaded on demand: it may only end, for good."""
 
 
 @frozen
@@ -69,7 +72,8 @@ class SwapSet:
 class SwapAction:
     """An action for now. All of a decision's actions can be begun at once."""
 
-    kind: Literal["start", "wake", "drain", "resume", "stop", "sleep"]
+    kind: Literal["start", "wake", "drain", "resume", "stop", "sleep", "end"]
+    """`end` is for good, after a drain."""
     worker_id: str
     why: Literal["request", "room", "idle"]
     place: Claims | None = None
@@ -133,10 +137,12 @@ class _Rank(IntEnum):
     """How much is lost if a worker goes, among those that may go at the same time."""
 
     GOING = 0
-    ASLEEP = 1
-    UNNEEDED = 2
-    DRAINING = 3
-    NEEDED = 4
+    SPARE = 1
+    ASLEEP = 2
+    UNNEEDED = 3
+    BUSY_SPARE = 4
+    DRAINING = 5
+    NEEDED = 6
 
 
 class _Turns:
@@ -161,7 +167,7 @@ class _Turns:
     def wanted(self) -> list[str]:
         """Return the models that have waiters and no worker that serves them or soon will, oldest waiter first."""
         up = {one.model for one in self.workers if one.phase in _UP}
-        models = dict.fromkeys(one.model for one in self.workers if one.model not in up)
+        models = dict.fromkeys(one.model for one in self.workers if one.model not in up and not one.is_spare)
         return sorted((model for model in models if self._since(model) < math.inf), key=self._since)
 
     def serve(self, model: str) -> LoadPlan | None:
@@ -188,7 +194,7 @@ class _Turns:
     def resume_others(self) -> None:
         """Reverse the drains that are not needed any more."""
         for one in self.workers:
-            if one.phase == "draining" and one.worker_id not in self.leaving:
+            if one.phase == "draining" and one.worker_id not in self.leaving and not one.is_spare:
                 self.actions.append(SwapAction("resume", one.worker_id, "room"))
 
     def unload_idle(self) -> None:
@@ -213,7 +219,7 @@ class _Turns:
 
     def _plan(self, model: str) -> LoadPlan | None:
         """Return the best way to load a model; None if it has none now, or needs none since its drain is reversed."""
-        mine = [one for one in self.workers if one.model == model]
+        mine = [one for one in self.workers if one.model == model and not one.is_spare]
         if any(one.phase == "draining" and one.worker_id not in self.leaving for one in mine):
             return None
         for one in mine:
@@ -283,11 +289,14 @@ class _Turns:
         return going[:surplus], reserved if surplus > len(going) else []
 
     def _counts(self, one: SwapCandidate, swap_set: SwapSet) -> bool:
-        return one.model in swap_set.members and (one.phase not in _HOLDS_NOTHING or one.worker_id in self.reserved)
+        is_member = one.model in swap_set.members and not one.is_spare
+        return is_member and (one.phase not in _HOLDS_NOTHING or one.worker_id in self.reserved)
 
     def _may_go_at(self, one: SwapCandidate, since: float) -> float:
         """Return when a worker may be drained or evicted for a waiter since then; `inf` if that is not known."""
         if one.phase in ("asleep", "ending") or one.worker_id in self.leaving:
+            return -math.inf
+        if one.is_spare and one.phase != "ready":
             return -math.inf
         if one.phase in ("starting", "waking"):
             return math.inf
@@ -304,6 +313,8 @@ class _Turns:
     def _rank(self, one: SwapCandidate) -> _Rank:
         if one.phase == "ending" or one.worker_id in self.leaving:
             return _Rank.GOING
+        if one.is_spare:
+            return _Rank.BUSY_SPARE if one.requests else _Rank.SPARE
         if one.phase == "asleep":
             return _Rank.ASLEEP
         if not self._is_needed(one):
@@ -321,7 +332,9 @@ class _Turns:
         self.leaving.add(one.worker_id)
         if not is_new or one.phase == "ending":
             return
-        if not one.requests:
+        if one.is_spare:
+            self.actions.append(SwapAction("end", one.worker_id, "room"))
+        elif not one.requests:
             kind = "stop" if is_end or one.phase == "asleep" else one.when_idle
             self.actions.append(SwapAction(kind, one.worker_id, "room"))
         elif one.phase == "ready":

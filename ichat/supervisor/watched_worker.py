@@ -84,10 +84,12 @@ class WatchedWorker:
             self._claimed = table, claims_of(table, has_gpus=has_gpus)
         return self._claimed[1]
 
-    def candidate(self, now: float, places: Sequence[Claims] = (), *, has_gpus: bool) -> SwapCandidate:
+    def candidate(
+        self, now: float, places: Sequence[Claims] = (), *, has_gpus: bool, is_spare: bool = False
+    ) -> SwapCandidate:
         """Return how it is now; `has_gpus` says whether this machine has any GPU.
 
-        `places` are where it could be loaded, if it has no place.
+        `places` are where it could be loaded, if it has no place. `is_spare` says that it is a copy that may go.
         """
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
@@ -108,8 +110,9 @@ class WatchedWorker:
             idle_since=math.inf if requests else max(self.busy_at, self._ready_since),
             claims=self._claims(has_gpus=has_gpus),
             places=places if phase in ("cold", "down") else (),
-            idle_s=worker.spec.idle_s,
+            idle_s=0.0 if is_spare else worker.spec.idle_s,
             min_loaded_s=worker.spec.min_loaded_s,
             when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",
             may_start_at=worker.life.may_start_at,
+            is_spare=is_spare,
         )

@@ -18,6 +18,7 @@ from ichat.config.replicas import Replicas
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig, Restart, Routing, Timeouts
 from ichat.errors import ApiError
 from ichat.fleet.fleet import Fleet
+from ichat.placement.place import Wish
 from ichat.preflight.facts import Facts
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
@@ -200,6 +201,14 @@ class FakeLauncher:
         self.gateway.world.fail_by_a_bug()
         return Facts()
 
+    async def wish(self, config, spec):
+        await self.gateway.world.pause()
+        return Wish(spec.model_name, spec.gpus)
+
+    async def placeable(self, config, spec):
+        await self.gateway.world.pause()
+        return self.gateway.world.gpus
+
     async def start(self, order):
         world = self.gateway.world
         await world.pause()
@@ -287,6 +296,8 @@ class World:
         """How long the processes of these workers take to load and to end; those of others do as chance has it."""
         self.progress = {}
         """The load that every worker reports."""
+        self.gpus = []
+        """The GPUs for workers with `gpus`."""
         self.followers = set()
         """The workers that follow the leader of their group, once they are loaded."""
         self.config = config or self.any_config()

@@ -83,6 +83,7 @@ class SimulatedWorker:
     has_gpus: bool = False
     claims: Claims = Claims()
     places: tuple = ()
+    is_spare: bool = False
 
     def candidate(self):
         return Apart(*_FACTS(self))

@@ -144,6 +144,13 @@ class Context(SupervisorContext):
         await self.rig.change(worker, to, WAKE_S if to == "ready" else SLEEP_S)
 
 
+class NoCopies:
+    """No model has copies."""
+
+    def spare(self):
+        return []
+
+
 class Rig:
     """A fleet, a balancer, a loader and workers."""
 
@@ -161,7 +168,7 @@ class Rig:
         self.context = Context(config, *parts, LocalLauncher(state, LogStore(), GpuReader()), Memory())
         self.context.rig = self
         self.workers = {}
-        self.loader = Loader(self.context, self.balancer, self.workers)
+        self.loader = Loader(self.context, self.balancer, self.workers, NoCopies())
         nursery.start_soon(self.loader.run_forever)
 
     def add(self, name, **more):
@@ -492,7 +499,7 @@ async def test_commands(autojump_clock, rig):
     for command in (site.loader.sleep, site.loader.wake):
         with pytest.raises(ApiError):
             await command("a")
-    assert site.loader.preview("a").worker_id == "a"
+    assert (await site.loader.preview("a")).worker_id == "a"
     silent = site.add("silent")
     await site.loader.load("silent")
     site.fleet.table.endpoint_of(silent.record).fail(trio.current_time())
@@ -500,7 +507,7 @@ async def test_commands(autojump_clock, rig):
         await site.loader.load("silent")
     assert await site.loader.unload("silent", 0) == "silent"
     assert (await site.loader.load("a"), worker.phase) == ("a", "ready")
-    assert site.loader.preview("a") is None
+    assert (await site.loader.preview("a")) is None
     assert (await site.loader.sleep("a"), worker.phase) == ("a", "asleep")
     assert (await site.loader.wake("a"), worker.phase) == ("a", "ready")
     assert (await site.loader.unload("a", 5), worker.phase) == ("a", "cold")

@@ -50,6 +50,29 @@ def test_the_place_that_costs_least_is_freed():
     assert actions_of([busy, wanting("a", alone(0), alone(1)), idle], a=1) == [SwapAction("stop", "c-0", "room")]
 
 
+def spare(model, phase, numbers, **more):
+    return attrs.evolve(held(one(model, phase, **more), alone(*numbers)), is_spare=True)
+
+
+def test_a_spare_copy_is_the_first_to_go():
+    """Before an idle model of the same cost, also while it loads; it goes for good, and is never started or resumed."""
+    idle, cold = held(one("b", "ready"), alone(0)), wanting("a", alone(0), alone(1))
+    for copy in (spare("c", "ready", [1]), spare("c", "starting", [1]), spare("c", "draining", [1])):
+        assert actions_of([idle, cold, copy], a=1) == [SwapAction("end", "c-0", "room")]
+        assert actions_of([copy]) == []
+        assert actions_of([copy], c=1) == []
+
+
+def test_a_busy_spare_copy_has_its_time():
+    """A free place and an idle model are preferred; without either it goes when it has had its time."""
+    cold, busy = wanting("a", alone(0), alone(1)), spare("c", "ready", [1], requests=1)
+    assert actions_of([cold, busy], a=1) == [SwapAction("start", "a-0", "request", alone(0))]
+    assert actions_of([cold, busy, held(one("b", "ready"), alone(0))], a=1)[0].worker_id == "b-0"
+    only = wanting("a", alone(1))
+    assert actions_of([only, attrs.evolve(busy, ready_since=NOW - 1)], a=1) == []
+    assert actions_of([only, attrs.evolve(busy, ready_since=NOW - 60)], a=1) == [SwapAction("end", "c-0", "room")]
+
+
 def test_two_models_do_not_get_the_same_place():
     """A place is kept for the older waiter, also in the same decision, and while its start is under way."""
     workers = [wanting("a", alone(0), alone(1)), wanting("b", alone(0), alone(1))]

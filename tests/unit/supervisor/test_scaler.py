@@ -5,6 +5,9 @@ import trio
 from support.gateway_lives import World, config_of, spec_of
 
 from ichat.config.replicas import Replicas, Scale
+from ichat.errors import ApiError
+from ichat.placement.estimate import GIB
+from ichat.placement.place import PlaceableGpu
 from ichat.routing.request import RoutingRequest
 
 SETTINGS = Scale(up_s=10, down_s=60)
@@ -20,13 +23,14 @@ def scaled(low, high, version=0, **more):
 def begin_fixture(nursery, monkeypatch):
     """Start a gateway with these workers, and wait until they are ready: `world = await begin(*specs)`."""
 
-    async def begin(*specs):
+    async def begin(*specs, gpus=0):
         world = World(0, config_of(specs))
+        world.gpus = [PlaceableGpu(number, "H100", 80 * GIB) for number in range(gpus)]
         world.failing, world.has_bugs, world.nursery = 0.0, False, nursery
         world.load_s = world.stop_s = dict.fromkeys([f"a-{number}" for number in range(20)], 1)
         world.patch(monkeypatch)
         await world.start_gateway()
-        await world.until(lambda states: set(states.values()) == {"ready"})
+        await world.until(lambda states: set(states.values()) <= {"ready", "cold"})
         return world
 
     return begin
@@ -153,3 +157,42 @@ async def test_a_fixed_number_is_left_alone(autojump_clock, begin):
     await trio.sleep(300)
     assert len(world.states()) == 2
     assert view(world) is None
+
+
+@pytest.mark.parametrize("progress", [BUSY, IDLE])
+async def test_a_copy_above_the_fewest_makes_room_for_a_cold_model(autojump_clock, begin, progress):
+    """Busy or not, it ends for the first copy of another model; the last copy of a model and its requests stay."""
+    world = await begin(
+        scaled(1, 3, gpus=1, gpu_ids=None), spec_of("b", load="on_demand", gpus=1, gpu_ids=None), gpus=2
+    )
+    world.progress = BUSY
+    await world.until(
+        lambda states: [states[name] for name in states if name != "b-0"] == ["ready", "ready", "pending"]
+    )
+    lease = world.gateway.balancer.lease(RoutingRequest("a"))
+    held = lease.endpoint.id.decode()
+    world.progress = progress
+    supervisor = world.gateway.supervisor
+    plan = await supervisor.loader.preview("b")
+    ((evicted, kind),) = [(one.worker_id, one.kind) for one in plan.evicts]
+    assert (evicted != held, kind) == (True, "stop")
+    with trio.fail_after(120):
+        await supervisor.loader.load("b")
+    found = world.states()
+    assert (found["b-0"], found[held], len(world.alive)) == ("ready", "ready", 2)
+    assert sorted(name for name, state in found.items() if state == "ready") == sorted(["b-0", held])
+    assert supervisor.loader.counts.swaps == 1
+    lease.release()
+    await trio.sleep(300)
+    assert world.states()["b-0"] == "ready"
+
+
+async def test_the_fewest_copies_make_no_room(autojump_clock, begin):
+    """A cold model waits for another model's room in vain if all copies there are needed."""
+    world = await begin(
+        scaled(2, 3, gpus=1, gpu_ids=None), spec_of("b", load="on_demand", gpus=1, gpu_ids=None), gpus=2
+    )
+    pids = {*world.alive}
+    with pytest.raises(ApiError):
+        await world.gateway.supervisor.loader.load("b")
+    assert {*world.alive} == pids
