@@ -22,7 +22,7 @@ from ichat.errors import ApiError
 from ichat.fleet.worker_record import State
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
-from ichat.hardware.machines import MachineReport, machines_of, read_machine
+from ichat.hardware.machines import MachineReport, read_machine
 from ichat.http import sse
 from ichat.observability.history import COLUMNS, OF_MODEL, OF_WORKER
 from ichat.observability.logs.stream import read_flag, read_parameters
@@ -73,7 +73,7 @@ async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloa
         models=[overview.model(name) for name in sorted(overview.directory.names())],
         config=await reloader.read_state(),
     )
-    return long_response(with_long_list(status, "machines", machines_of(own, reported)))
+    return long_response(with_long_list(status, "machines", overview.monitor.machines(reported, own)))
 
 
 @operations.add("GET /v1/admin/cluster/version", response=views.Version)

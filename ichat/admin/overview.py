@@ -13,7 +13,7 @@ from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.views import load_of
 from ichat.fleet.worker_record import HEALTHY
 from ichat.fleet.worker_table import WorkerTable
-from ichat.hardware.machines import MachineMonitor, MachineView, machines_of
+from ichat.hardware.machines import MachineMonitor, MachineView
 from ichat.observability.history import History
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.lanes import LaneMeter
@@ -74,8 +74,8 @@ class Overview:
         return views.CopyCounts(ready, coming, copies[0].copies_wanted)
 
     def machines(self) -> Iterator[MachineView]:
-        """Yield the gateway's machine and then the workers' machines."""
-        return machines_of(self.monitor.report, self.table.machines())
+        """Yield the gateway's machine, the workers' machines, and those of a cluster of Ray."""
+        return self.monitor.machines(self.table.machines())
 
     def names(self) -> list[views.AliasView]:
         """Return the names that the configuration maps to models."""

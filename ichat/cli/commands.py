@@ -23,6 +23,8 @@ from ichat.errors import EXIT_INTERRUPTED, Exit
 from ichat.program import as_typed_here
 
 RELOAD_S = 300.0
+HEALTH_S = 5.0
+"""The longest wait for the answer of `health`: a container's runtime asks again, and kills what waits."""
 _HELP_COLUMNS = 37
 """Where the texts of `help_of` begin."""
 
@@ -39,9 +41,16 @@ class Command(NamedTuple):
 
 
 def help_of(commands: Iterable[tuple[str, str]]) -> str:
-    """Return a line for each of these commands, which have their form and their help."""
+    """Return a line for each of these commands, which have their form and their help; two for a long form."""
     forms = [(as_typed_here(f"ichat.pyz {form}"), text) for form, text in commands]
-    return "".join(f"       {form.ljust(_HELP_COLUMNS - 1)} {text}\n" for form, text in forms)
+    return "".join(_help_line(form, text) for form, text in forms)
+
+
+def _help_line(form: str, text: str) -> str:
+    indent = " " * 7
+    if len(form) < _HELP_COLUMNS:
+        return f"{indent}{form.ljust(_HELP_COLUMNS)}{text}\n"
+    return f"{indent}{form}\n{indent}{' ' * _HELP_COLUMNS}{text}\n"
 
 
 def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
@@ -119,6 +128,12 @@ _all_workers = _got("/v1/admin/workers", views.show_workers)
 _worker = _shown(
     lambda api, args: api.get(worker_path(args.worker_id)),
     lambda screen, value, args: views.show_worker(screen, value, all_args=args.all),
+)
+
+
+_health = _shown(
+    lambda api, _args: api.call("GET", "/health", answer_s=HEALTH_S),
+    lambda screen, value, _args: screen.line(str(value.get("status"))),
 )
 
 
@@ -200,6 +215,7 @@ _TABLE = (
     Command("wake MODEL", "allocate it again", models.add_model_flags, models.wake),
     Command("scale MODEL MIN [MAX]", "change the number of its copies", copies.add_scale_flags, copies.scale),
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
+    Command("health", "whether the gateway answers, as its exit code", _no_flags, _health),
     Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
     Command(
@@ -242,7 +258,6 @@ STRANGERS = {
     "show": "worker-show",
     "create": "launch or keys make",
     "delete": "stop or keys withdraw",
-    "version": "--version",
 }
 """Words of other programs, and the commands here that do the same."""
 

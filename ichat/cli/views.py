@@ -8,8 +8,9 @@ from typing import Any
 
 from ichat.cli.copies import copies_of, copy_of
 from ichat.cli.json_values import Json, list_of, object_of, objects_of
+from ichat.cli.machine_views import free_of, show_machines
 from ichat.cli.relay_views import facts_of, show_relays, time_of
-from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
+from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent
 
 REMARK_CHARS_MAX = 100
 """The most characters of a remark in a table on a terminal; `worker-show` has all of it."""
@@ -143,11 +144,11 @@ def show_status(screen: Screen, status: Json) -> None:
         ("up", duration(gateway.get("uptime_s"))),
         *facts_of(gateway),
         ("cpu", f"{percent(cpu.get('use'))} of {cpu.get('count', NONE)}" if cpu else None),
-        ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
+        ("memory", free_of(memory) if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),
     ])  # fmt: skip
     show_relays(screen, gateway)
-    _show_machines(screen, objects_of(status.get("machines")), objects_of(resources.get("gpus")))
+    show_machines(screen, objects_of(status.get("machines")), objects_of(resources.get("gpus")))
     if models := objects_of(status.get("models")):
         screen.line("")
         keys = ("id", "workers", "in_flight", "queued")
@@ -162,21 +163,6 @@ def show_status(screen: Screen, status: Json) -> None:
             for model in models
         )
         screen.table(("model", "workers", "in flight", "queued", "loaded", "waiting for", *copies), rows)
-
-
-def _show_machines(screen: Screen, machines: Sequence[Json], own_gpus: Sequence[Json]) -> None:
-    """Show the machines, if there are several, and their GPUs; `own_gpus` are those of the gateway's machine."""
-    columns = ("gpu", "name", "use", "memory used", "memory total", "held by")
-    gpus = [[machine.get("name"), *_gpu(gpu)] for machine in machines for gpu in objects_of(machine.get("gpus"))]
-    if len(machines) > 1:
-        screen.line("")
-        screen.table(("machine", "cpu", "memory", "workers"), map(_machine, machines))
-    if len(machines) > 1 and gpus:
-        screen.line("")
-        screen.table(("machine", *columns), gpus)
-    elif own_gpus or gpus:
-        screen.line("")
-        screen.table(columns, [*map(_gpu, own_gpus)] or [gpu[1:] for gpu in gpus])
 
 
 def show_plan(screen: Screen, answer: Json) -> None:
@@ -349,24 +335,6 @@ def _hits_in_words(progress: Json) -> str | None:
         return None
     asked, cached = _count(progress.get("prompt_tokens")), _count(progress.get("cached_tokens"))
     return f"had {cached} of {asked} prompt tokens ({percent(share)})"
-
-
-def _machine(machine: Json) -> list[object]:
-    name = f"{machine.get('name')} (gateway)" if machine.get("has_gateway") else machine.get("name")
-    memory = f"{size(_bytes(machine, 'memory_available'))} free of {size(_bytes(machine, 'memory_total'))}"
-    workers = ", ".join(map(str, list_of(machine.get("workers"))))
-    return [name, f"{percent(machine.get('cpu_use'))} of {machine.get('cpus') or NONE}", memory, workers]
-
-
-def _gpu(gpu: Json) -> list[object]:
-    holders = objects_of(gpu.get("held_by"))
-    held = (str(holder.get("worker_id") or f"process {holder.get('pid')}") for holder in holders)
-    numbers = [percent(gpu.get("use")), size(_bytes(gpu, "memory_used")), size(_bytes(gpu, "memory_total"))]
-    return [gpu.get("index"), gpu.get("name"), *numbers, gpu.get("failure") or ", ".join(dict.fromkeys(held))]
-
-
-def _bytes(table: Json, name: str) -> object:
-    return table.get(f"{name}_bytes", table.get(name))
 
 
 def _count(number: object) -> str:

@@ -1,19 +1,19 @@
 """The cluster of Ray: dashboard, token, nodes and their log services, and GPUs that two programs give away."""
 
 import shlex
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
-import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.errors import Exit
+from ichat.hardware.machines import own_addresses
 from ichat.http import client
 from ichat.ray.api import RayApi, RayRefused, RayUnknown
-from ichat.ray.values import RayHardware, RayNode, RayRoom, RayVersion
+from ichat.ray.reading import ClusterReading, read_cluster
+from ichat.ray.values import RayNode, RayRoom, RayVersion
 from ichat.security.keys import ray_token
 
 TESTED = "2.60"
@@ -35,15 +35,9 @@ class RayFacts:
     """The status of a refusal; 0: there was none."""
     is_open: bool = False
     """Whether it answers without a token."""
-    nodes: Sequence[RayNode] = ()
-    """The nodes that are alive."""
-    dead: int = 0
-    hardware: Mapping[str, RayHardware] = attrs.field(factory=dict[str, RayHardware])
-    room: RayRoom | None = None
+    cluster: ClusterReading = ClusterReading()
     mute: Mapping[str, str] = attrs.field(factory=dict[str, str])
     """Why the log services of nodes do not answer, by the ids of the nodes."""
-    missing: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    """Why a part of the facts is not known."""
     own: frozenset[str] = frozenset()
     """The addresses of this machine."""
 
@@ -51,7 +45,7 @@ class RayFacts:
 async def read_ray_facts(config: Config, ends_at: float) -> RayFacts:
     """Ask the cluster of `[ray]`; facts that are unknown at `ends_at` are missing. Raises Exit without its token."""
     assert config.ray.address is not None
-    facts = RayFacts(why="no answer in time", own=_own_addresses())
+    facts = RayFacts(why="no answer in time", own=own_addresses())
     api = RayApi(config.ray.address, ray_token(config.ray))
     with trio.move_on_at(ends_at):
         try:
@@ -61,8 +55,8 @@ async def read_ray_facts(config: Config, ends_at: float) -> RayFacts:
         except RayRefused as refused:
             return attrs.evolve(facts, why=str(refused), refusal=refused.status)
         facts = attrs.evolve(facts, is_open=await _is_open(RayApi(config.ray.address)))
-        facts = await _read_views(api, facts)
-        mute = dict.fromkeys([node.id for node in facts.nodes], "no answer in time")
+        facts = attrs.evolve(facts, cluster=await read_cluster(api))
+        mute = dict.fromkeys([node.id for node in facts.cluster.nodes], "no answer in time")
         facts = attrs.evolve(facts, mute=mute)
 
         async def ask(node: RayNode) -> None:
@@ -73,7 +67,7 @@ async def read_ray_facts(config: Config, ends_at: float) -> RayFacts:
             else:
                 del mute[node.id]
 
-        await client.ask_each(facts.nodes, ask)
+        await client.ask_each(facts.cluster.nodes, ask)
     return facts
 
 
@@ -85,42 +79,12 @@ async def _is_open(api: RayApi) -> bool:
     return True
 
 
-async def _read_views(api: RayApi, facts: RayFacts) -> RayFacts:
-    """Return the facts with nodes, hardware and free resources; a view that fails hides no other."""
-    missing = dict[str, str]()
-    nodes, hardware, room = list[RayNode](), dict[str, RayHardware](), list[RayRoom]()
-
-    async def read_nodes() -> None:
-        nodes.extend(await api.nodes())
-
-    async def read_hardware() -> None:
-        hardware.update(await api.hardware())
-
-    async def read_room() -> None:
-        room.append(await api.free())
-
-    for what, read in (("nodes", read_nodes), ("hardware", read_hardware), ("free resources", read_room)):
-        try:
-            await read()
-        except (RayUnknown, RayRefused) as error:
-            missing[what] = str(error)
-    alive = [node for node in nodes if node.is_alive]
-    return attrs.evolve(
-        facts, nodes=alive, dead=len(nodes) - len(alive), hardware=hardware, room=room[0] if room else None,
-        missing=missing,
-    )  # fmt: skip
-
-
-def _own_addresses() -> frozenset[str]:
-    return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
-
-
 def find_in_ray(config: Config, facts: RayFacts) -> list[Finding]:
     """Return the findings about the cluster."""
     if facts.version is None:
         return [_why_unknown(config, facts)]
-    found = [*_check_access(config, facts, facts.version), *_check_nodes(facts)]
-    return [*found, *_check_logs(facts), *_check_shared_addresses(facts), *_check_books(config, facts)]
+    found = [*_check_access(config, facts, facts.version), *_check_nodes(facts.cluster)]
+    return [*found, *_check_logs(facts), *_check_shared_addresses(facts.cluster), *_check_books(config, facts)]
 
 
 def no_token(exit_: Exit, variable: str | None) -> Finding:
@@ -157,39 +121,39 @@ def _check_access(config: Config, facts: RayFacts, version: RayVersion) -> Itera
         yield Finding("warning", "token", f"{sentence}; {_CAREFUL}.")
 
 
-def _check_nodes(facts: RayFacts) -> Iterator[Finding]:
-    for what, why in facts.missing.items():
+def _check_nodes(cluster: ClusterReading) -> Iterator[Finding]:
+    for what, why in cluster.missing.items():
         yield Finding("warning", what, f"Ray does not report its {what} ({why}).")
-    if "nodes" in facts.missing:
+    if "nodes" in cluster.missing:
         return
-    total = sum(node.gpus for node in facts.nodes)
-    dead = f"; {_are(facts.dead)} dead" if facts.dead else ""
-    if not facts.nodes:
+    total = sum(node.gpus for node in cluster.nodes)
+    dead = f"; {_are(cluster.dead)} dead" if cluster.dead else ""
+    if not cluster.nodes:
         yield Finding("error", "nodes", f"Ray has no node that is alive{dead}.", "ray status")
     elif not total:
-        yield Finding("warning", "nodes", f"{_are(len(facts.nodes), 'node')} alive, without a GPU for jobs{dead}.")
+        yield Finding("warning", "nodes", f"{_are(len(cluster.nodes), 'node')} alive, without a GPU for jobs{dead}.")
     else:
-        free = "" if facts.room is None else f", {_free_gpus(facts.room):g} free"
-        sentence = f"{_are(len(facts.nodes), 'node')} alive, with {total:g} GPUs for jobs{free}{dead}."
+        free = "" if cluster.room is None or not cluster.room.free else f", {_free_gpus(cluster.room):g} free"
+        sentence = f"{_are(len(cluster.nodes), 'node')} alive, with {total:g} GPUs for jobs{free}{dead}."
         yield Finding("ok", "nodes", sentence)
 
 
 def _check_logs(facts: RayFacts) -> Iterator[Finding]:
     """Yield the findings about the agents that read the logs of nodes, and prepare jobs."""
-    at = _by_address(facts.nodes)
-    for node in facts.nodes:
+    nodes, at = facts.cluster.nodes, facts.cluster.by_address()
+    for node in nodes:
         if node.id in facts.mute:
             remedy = _OWN_PORT if len(at[node.ip]) > 1 else "see dashboard_agent.log in its session's logs"
             sentence = f"The log service of {_named(node)} does not answer ({facts.mute[node.id]}): {remedy}."
             yield Finding("warning", "logs", sentence)
-    if facts.nodes and not facts.mute:
+    if nodes and not facts.mute:
         yield Finding("ok", "logs", "The log services of all nodes answer.")
 
 
-def _check_shared_addresses(facts: RayFacts) -> Iterator[Finding]:
-    for ip, nodes in _by_address(facts.nodes).items():
+def _check_shared_addresses(cluster: ClusterReading) -> Iterator[Finding]:
+    for ip, nodes in cluster.by_address().items():
         total = sum(node.gpus for node in nodes)
-        seen = {gpu.uuid for node in nodes if node.id in facts.hardware for gpu in facts.hardware[node.id].gpus}
+        seen = {gpu.uuid for node in nodes if node.id in cluster.hardware for gpu in cluster.hardware[node.id].gpus}
         if seen and total > len(seen):
             sentence = f"Ray gives away {total:g} GPUs of {ip}, and it has {len(seen)}"
             yield Finding("error", ip, f"{sentence}: start its raylets with fewer --num-gpus.")
@@ -199,7 +163,7 @@ def _check_shared_addresses(facts: RayFacts) -> Iterator[Finding]:
 
 def _check_books(config: Config, facts: RayFacts) -> Iterator[Finding]:
     """Yield the findings about GPUs of this machine that both Ray and the gateway give to workers."""
-    booked = sum(node.gpus for node in facts.nodes if node.ip in facts.own)
+    booked = sum(node.gpus for node in facts.cluster.nodes if node.ip in facts.own)
     here = list(filter(_is_here, config.managed_workers)) if booked else []
     remedy = 'write on = "ray", or start Ray here with --num-gpus=0'
     whose = f"Ray gives away {booked:g} GPUs of this machine, and does not see the workers here"
@@ -225,13 +189,6 @@ def _are(count: int, what: str = "") -> str:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - NODES_NAMED_MAX
     return ", ".join(names[:NODES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _by_address(nodes: Sequence[RayNode]) -> Mapping[str, Sequence[RayNode]]:
-    found: defaultdict[str, list[RayNode]] = defaultdict(list)
-    for node in nodes:
-        found[node.ip].append(node)
-    return found
 
 
 def _named(node: RayNode) -> str:

@@ -36,14 +36,31 @@ Held = Mapping[int, Mapping[str, int]]
 
 
 @attrs.frozen
+class RayShare:
+    """The part of a machine that a cluster of Ray gives to jobs."""
+
+    raylets: int
+    """How many raylets run on the machine."""
+    gpus: float
+    gpus_free: float | None
+    """GPUs that no job has booked; None: not known."""
+    kinds: Sequence[str] = ()
+    """The kinds of its GPUs, by the label `ray.io/accelerator-type`."""
+    unanswered_since: float | None = None
+    """When Ray has stopped to answer, in seconds since 1970; the figures are older. None: it answers."""
+
+
+@attrs.frozen
 class MachineReport:
-    """The report of a worker or the gateway on its machine; `by` is the worker's id, "" for the gateway."""
+    """The report of a worker, the gateway or Ray on a machine; `by` is the worker's id, otherwise ""."""
 
     by: str
     machine: Machine
     held: Held = attrs.field(factory=dict[int, Mapping[str, int]])
     workers: Collection[str] = ()
     """Other workers on the machine that the gateway itself knows of."""
+    ray: RayShare | None = None
+    """The share of Ray, in a report of Ray's."""
 
 
 @attrs.frozen
@@ -76,12 +93,15 @@ class MachineView:
     """The ids of the workers that run on the machine."""
     gpus: Sequence[GpuView] | None
     """The GPUs in the order of the PCI bus; None: not known."""
+    ray: RayShare | None = None
+    """The part that a cluster of Ray gives to jobs; None: the machine is no node of Ray."""
 
     def describe(self) -> Mapping[str, Any]:
         """Return the machine as JSON can hold it."""
         machine = attrs.asdict(self.machine, filter=lambda field, _: field.name != "gpus")
         gpus = None if self.gpus is None else [one.describe() for one in self.gpus]
-        seen = {"name": self.name, "has_gateway": self.has_gateway, "workers": self.workers, "gpus": gpus}
+        ray = None if self.ray is None else attrs.asdict(self.ray)
+        seen = {"name": self.name, "has_gateway": self.has_gateway, "workers": self.workers, "gpus": gpus, "ray": ray}
         return machine | seen
 
 
@@ -96,6 +116,11 @@ def own_id() -> str:
     return re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
 
 
+def own_addresses() -> frozenset[str]:
+    """Return the addresses of this machine's interfaces."""
+    return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
+
+
 class KnowsPids(Protocol):
     """Knows the processes of workers on this machine: a supervisor, or a worker."""
 
@@ -105,11 +130,26 @@ class KnowsPids(Protocol):
         ...
 
 
-class MachineMonitor:
-    """Reads this machine at intervals, for a worker or for the gateway."""
+class OtherMachines(Protocol):
+    """Knows machines by another program than workers and gateway: a cluster of Ray."""
 
-    def __init__(self, workers: KnowsPids, by: str = "", *, gpus: GpuReader | None = None) -> None:
+    async def watch_forever(self, every_s: float) -> None:
+        """Read them at this interval."""
+        ...
+
+    def reports(self) -> Iterator[MachineReport]:
+        """Return their newest reports."""
+        ...
+
+
+class MachineMonitor:
+    """Reads this machine at intervals, for a worker or for the gateway; for the gateway, other machines too."""
+
+    def __init__(
+        self, workers: KnowsPids, by: str = "", *, gpus: GpuReader | None = None, others: OtherMachines | None = None
+    ) -> None:
         """`by` is the worker that reads; `gpus` reads the GPUs; None: nothing else in this process does."""
+        self._others = others
         self._gpus = gpus or GpuReader()
         self._workers = workers
         self._by = by
@@ -122,12 +162,22 @@ class MachineMonitor:
 
     async def watch_forever(self, every_s: float, seen: Callable[[], None] | None = None) -> None:
         """Read the machine at this interval, in a thread; `seen` is called after the first reading."""
+        async with trio.open_nursery() as nursery:
+            if self._others is not None:
+                nursery.start_soon(self._others.watch_forever, every_s)
+            await self._watch_own(every_s, seen)
+
+    async def _watch_own(self, every_s: float, seen: Callable[[], None] | None) -> None:
         while True:
             is_first, gpus = self.report is None, await self._gpus.find()
             self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers.pids, self._by)
             if is_first and seen is not None:
                 seen()
             await trio.sleep(every_s)
+
+    def machines(self, told: Iterable[tuple[str, Machine]], own: MachineReport | None = None) -> Iterator[MachineView]:
+        """Yield the gateway's machine, the workers' machines, and other machines; `own` is a newer report."""
+        return machines_of(own or self.report, told, () if self._others is None else self._others.reports())
 
 
 def read_machine(
@@ -144,9 +194,9 @@ def read_machine(
         own_id(),
         _text(socket.gethostname()),
         cpus=psutil.cpu_count(),
-        cpu_use=None if use is None else round(round(use / STEP) * STEP, 2),
+        cpu_use=None if use is None else stepped(use),
         memory_total_bytes=memory.total,
-        memory_available_bytes=_stepped(memory.available, memory.total),
+        memory_available_bytes=stepped_bytes(memory.available, memory.total),
         gpus=None if gpus is None else [_gpu(gpu, held[gpu.index], by) for gpu in gpus],
     )
     known = {index: {worker: size for worker, size in of_gpu.items() if size} for index, of_gpu in held.items()}
@@ -158,7 +208,13 @@ def machine_gpus(gpus: Sequence[Gpu]) -> list[MachineGpu]:
     return [_gpu(gpu, {}, "") for gpu in gpus]
 
 
-def _stepped(part: int, whole: int) -> int:
+def stepped(use: float) -> float:
+    """Return the use of processors in steps of STEP."""
+    return round(round(use / STEP) * STEP, 2)
+
+
+def stepped_bytes(part: int, whole: int) -> int:
+    """Return the use of memory in steps of STEP of the whole."""
     step = max(1, int(whole * STEP))
     return min(whole, round(part / step) * step)
 
@@ -204,15 +260,18 @@ def report_of(worker_id: str, machine: Machine) -> MachineReport:
     return MachineReport(worker_id, machine, held)
 
 
-def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> Iterator[MachineView]:
+def machines_of(
+    own: MachineReport | None, told: Iterable[tuple[str, Machine]], others: Iterable[MachineReport] = ()
+) -> Iterator[MachineView]:
     """Return the merged machines of several reports, lazily; the first report of a value wins.
 
-    `own` is the gateway's report; `told` has the workers' reports, and they know their own use best. With
+    `own` is the gateway's report; `told` has the workers' reports, and they know their own use best. `others` are of
+    machines that may have neither. With
     thousands of workers the first machine costs some milliseconds, and each other machine less than a millisecond.
     Names are unique, and so are the labels of a machine's GPUs.
     """
     by_id: dict[str, list[MachineReport]] = {}
-    for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
+    for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told), others):
         by_id.setdefault(report.machine.id, []).append(report)
     names = Counter(reports[0].machine.name for reports in by_id.values())
     found = set[str]()
@@ -221,10 +280,11 @@ def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) 
         name = machine.name if names[machine.name] == 1 else f"{machine.name}-{machine_id[:_SHORT]}"
         name = name if name not in found else f"{machine.name}-{machine_id}"
         workers = {worker: None for report in reports for worker in (report.by, *report.workers) if worker}
-        has_gateway = any(not report.by for report in reports)
+        has_gateway = any(not report.by and report.ray is None for report in reports)
+        ray = next((report.ray for report in reports if report.ray is not None), None)
         if name not in found:
             found.add(name)
-            yield MachineView(name, machine, has_gateway, sorted(workers), _gpus_of(reports))
+            yield MachineView(name, machine, has_gateway, sorted(workers), _gpus_of(reports), ray)
 
 
 def _gpus_of(reports: Sequence[MachineReport]) -> list[GpuView] | None:

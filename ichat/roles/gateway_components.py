@@ -26,6 +26,7 @@ from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.order_file import load_orders
 from ichat.fleet.order_store import OrderStore
 from ichat.fleet.prefix_reports import PrefixReportReceiver
+from ichat.fleet.ray_machines import ray_machines_of
 from ichat.fleet.registered_servers import Server, read_servers
 from ichat.fleet.worker_table import WorkerTable
 from ichat.hardware.host import CpuMeter
@@ -199,7 +200,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     parts.auth.use_worker_keys(orders)
     kept = KeptDescriptors(is_shared=bool(config.server_settings.relays))
     supervisor = Supervisor(config, fleet, balancer, log_store, state, kept=kept)
-    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus)
+    monitor = MachineMonitor(supervisor, gpus=supervisor.gpus, others=ray_machines_of(config, fleet.table))
     return Control(
         parts.auth, fleet, balancer, quotas, ledger, log_store, heartbeats, orders, supervisor, monitor, kept,
     )  # fmt: skip

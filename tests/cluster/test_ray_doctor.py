@@ -23,7 +23,7 @@ async def test_a_whole_cluster_of_ray_is_examined(cluster):
         ("ok", "Ray"), ("warning", "token"), ("ok", "nodes"), ("ok", "logs"), ("ok", cluster.ip),
     ]  # fmt: skip
     assert cluster.ip in facts.own
-    assert (facts.missing, facts.mute) == ({}, {})
+    assert (facts.cluster.missing, facts.mute) == ({}, {})
 
 
 async def test_a_token_of_ray_is_examined(fragile_cluster, monkeypatch):

@@ -79,6 +79,23 @@ def test_a_worker_is_launched_and_shown(form):
     assert (arguments["load_s"], arguments["sleeps"], arguments["rank"]) == (0.5, True, 0)
 
 
+def test_copies_are_launched_on_gpus_that_the_gateway_chooses(form):
+    """The text for the file has the same numbers; a number that cannot be read is said."""
+    form.get_by_placeholder("Qwen/Qwen3-0.6B").fill("/models/m")
+    form.get_by_label(re.compile("^Copies")).fill("one or two")
+    expect(form.locator("[data-check=wrong]")).to_contain_text("Copies are a number such as 3, or a range such as 1-4")
+    form.get_by_label(re.compile("^Copies")).fill("1-3")
+    form.get_by_label(re.compile("^Number of GPUs")).fill("0")
+    expect(form.get_by_role("group", name="GPUs")).to_have_count(0)
+    expect(form.locator(".code pre").first).to_contain_text("gpus = 0\nreplicas = { min = 1, max = 3 }")
+    form.get_by_label(re.compile("^Copies")).fill("2")
+    check_is(form, "ready")
+    form.get_by_role("button", name="Launch").click()
+    expect(form).to_have_url(re.compile(r"#/workers/m-0$"))
+    program = form.site.program.wait_until_ready("m-0").wait_until_ready("m-1")
+    assert program.get("/v1/admin/workers/m-1")[1]["gpus"] == 0
+
+
 def test_an_engine_that_does_not_tell_its_arguments(make_site, page):
     """The form says why, and can still be filled in by hand."""
     site = make_site('[engines.fake]\npython = "/no/such/python"\n')

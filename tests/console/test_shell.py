@@ -10,7 +10,7 @@ from support.deployments import free_port
 
 KEY = "an-operators-key"
 CLIENT = "sk-client-0123456789"
-PAGES = ("overview", "workers", "workers/llama-70b-0", "models", "machines", "requests")
+PAGES = ("overview", "workers", "workers/llama-70b-0", "models", "machines", "requests", "orders")
 ROUTE = '[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n'
 WIDTHS = (360, 768, 1280, 1920)
 
@@ -123,6 +123,11 @@ KEY_OF_LONG_NAME = {
     "limits": {"tokens_per_month": None}, "usage_now": {"in_flight": 0, "tokens_this_month": 1},
 }  # fmt: skip
 
+ORDER_OF_LONG_NAME = {
+    "worker_id": f"{LONG}-0", "model_name": LONG, "launch": 1, "made_at": 1.0, "expires_at": 1.0, "fetched_at": 1.0,
+    "fetched_from": LONG, "ended": "",
+}  # fmt: skip
+
 
 def test_long_names_push_nothing_out(site, page):
     """Of workers, models, machines, engines and keys: what else is in a row, or on a card, stays in sight."""
@@ -136,6 +141,8 @@ def test_long_names_push_nothing_out(site, page):
     asked = [request(1, worker=f"{LONG}-0", key=LONG, model=LONG, alias=LONG, client=LONG)]
     told(page, ["state", state], ["requests", {"total": 1, "requests": asked}])
     page.route("**/v1/admin/workers/*", lambda route: route.fulfill(json={"model_path": LONG, "log_file": LONG}))
+    orders = [ORDER_OF_LONG_NAME, {**ORDER_OF_LONG_NAME, "launch": 2, "ended": LONG}]
+    page.route("**/v1/admin/orders", lambda route: route.fulfill(json={"orders": orders}))
     page.route("**/v1/admin/keys", lambda route: route.fulfill(json={"keys_needed": True, "keys": [KEY_OF_LONG_NAME]}))
     for path in (*PAGES, f"workers/{LONG}-1", "keys"):
         site.open(page, path)

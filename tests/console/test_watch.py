@@ -1,10 +1,11 @@
 """The pages that show a cluster, told by an event stream of the test's: GPUs, queues and failures as they are in life."""
 
 import re
+import time
 
 import pytest
 from playwright.sync_api import expect
-from support.console_state import busy_cluster, busy_requests, history, model, request, told, worker
+from support.console_state import busy_cluster, busy_requests, history, machine, model, request, told, worker
 
 
 @pytest.fixture
@@ -269,6 +270,17 @@ def test_machines_show_the_holders_of_their_gpus(cluster, page):
     expect(gpus.last).to_contain_text("GPU is lost")
     gpus.first.get_by_role("link", name="llama-70b-0").click()
     expect(page.locator("main h1")).to_have_text("llama-70b-0")
+
+
+def test_machines_show_the_share_of_ray(cluster, page):
+    """The free GPUs and their kind; a Ray that does not answer is named, and the figures stay."""
+    share = {"raylets": 2, "gpus": 8, "gpus_free": 5.5, "kinds": ["H200"], "unanswered_since": None}
+    old = {**share, "gpus_free": None, "unanswered_since": time.time() - 5 * 86400}
+    machines = [machine("gpu-1", ray=share), machine("gpu-2", ray=old), machine("gpu-3")]
+    cluster("machines", ["state", {**busy_cluster(), "machines": machines}])
+    expect(page.locator(".card").nth(0)).to_contain_text("5.5 of 8 H200 GPUs free")
+    expect(page.locator(".card").nth(1)).to_contain_text(re.compile("– of 8 H200 GPUs free.*last answer 5 d"))
+    expect(page.locator(".card").nth(2)).not_to_contain_text("free")
 
 
 # Requests in flight.

@@ -15,6 +15,7 @@ from ichat.admin.events import LOOK_S, EventStreams
 from ichat.admin.overview import Overview
 from ichat.config.schema import HistorySettings, Routing
 from ichat.fleet.fleet import Fleet
+from ichat.hardware.machines import MachineMonitor
 from ichat.http import sse
 from ichat.observability.history import History
 from ichat.protocol.messages import Heartbeat, LoadPhase, Machine
@@ -220,7 +221,7 @@ async def overview(fleet):
     balancer = Balancer(fleet.directory.availability, trio.current_time, Routing())
     traffic = SimpleNamespace(in_flight=0, traffic=tuple)
     history = History(HistorySettings(), fleet.table, fleet.directory, balancer, traffic=traffic)
-    context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), SimpleNamespace(report=None)
+    context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), MachineMonitor(SimpleNamespace(pids={}))
     requests = RequestsInFlight()
     return Overview(
         fleet.table, fleet.directory, context, monitor, history, requests, LaneMeter(requests), "g", 0.0, Starts(""), []

@@ -837,6 +837,18 @@ def test_a_refusal_is_the_gateways_sentence(fake, run):
     assert fake.asked[-1].path == "/v1/admin/workers/a%2Fb%3Fc"
 
 
+def test_health_is_an_exit_code(fake, run):
+    """0 if the gateway answers, 1 if it refuses, 69 if nothing answers there."""
+    fake.answers["GET", "/health"] = (200, {"status": "ok"})
+    assert run("health") == (0, "ok\n", "")
+    fake.answers["GET", "/health"] = (503, {"error": {"code": "draining", "message": "It is shutting down."}})
+    code, out, err = run("health")
+    assert (code, out) == (1, "")
+    assert "shutting down" in err
+    fake.answers["GET", "/health"] = lambda one: setattr(one, "close_connection", True)
+    assert run("health")[0] == 69
+
+
 def test_no_gateway_there(fake, run, monkeypatch):
     """Nothing that listens, something else that listens, something that is no certificate's: exit code 69, one sentence."""
     with socket.socket() as probe:

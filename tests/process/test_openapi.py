@@ -18,6 +18,7 @@ from ichat.admin.open_routes import OpenRoutes
 from ichat.admin.openapi import document
 from ichat.admin.schemas import schema_of
 from ichat.config.load import read_worker
+from ichat.config.ray import RaySettings
 from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, ServerSettings
 from ichat.engines.engine import Progress
 from ichat.errors import ApiError
@@ -174,12 +175,13 @@ def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
     worker = {**WORKER, "load": "on_demand", "gpus": 1}  # idle_s and the like are for such workers alone
     read, whole = (read_worker, worker) if name == "Launch" else (parse_heartbeat, BEAT)
-    rest = (Config(),) if name == "Launch" else ()
+    on_ray = Config(ray=RaySettings(address="http://head:8265"))
+    rest = (on_ray,) if name == "Launch" else ()
+    alone = {"replicas": WORKER, "memory_gib": {**WORKER, "gpus": 1, "on": "ray"}}  # of workers of another kind
     bounds = list(bounds_of(said, name))
     assert len(bounds) >= 6
     for key, at, beyond in bounds:
-        alone = {**WORKER} if key == "replicas" else whole  # copies are no such workers
-        read(is_right(said, name, {**alone, key: at}), *rest)
+        read(is_right(said, name, {**alone.get(key, whole), key: at}), *rest)
         refused(said, name, {**whole, key: beyond})
         with pytest.raises(ApiError, match=key):
             read({**whole, key: beyond}, *rest)

@@ -78,7 +78,7 @@ def machine(name, workers=(), gpus=(), **more):
     return {
         "id": f"boot-{name}", "name": name, "cpus": 96, "cpu_use": 0.31, "memory_total_bytes": 1024 * GIB,
         "memory_available_bytes": 700 * GIB, "has_gateway": False, "workers": list(workers),
-        "gpus": None if gpus is None else list(gpus), **more,
+        "gpus": None if gpus is None else list(gpus), "ray": None, **more,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 // Actions on workers and models, as buttons that ask first where something ends.
 
 import { api } from "../api.js";
-import { Button, confirm, duration, html, toast } from "../ui.js";
+import { Button, confirm, Dialog, duration, Field, html, Notice, toast, useState } from "../ui.js";
+import { copiesIn } from "./launch/draft.js";
 
 /** @import { Worker } from "../store.js" */
 
@@ -44,6 +45,43 @@ export function ModelButtons({ model, state, canSleep, small }) {
     (verb) => html`<${Button} key=${verb} small=${small} tone=${verb === "unload" ? "danger" : ""}
     aria-label=${`${VERBS[verb].title} ${model}`} onClick=${() => change(verb, model)}>${VERBS[verb].title}<//>`,
   )}`;
+}
+
+/**
+ * The dialog for the number of a model's copies.
+ *
+ * @param {{ model: string, wanted: number, onClose: () => void }} props
+ */
+export function CopiesDialog({ model, wanted, onClose }) {
+  const [text, setText] = useState(String(wanted));
+  const [failure, setFailure] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const scale = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      const name = model.split("/").map(encodeURIComponent).join("/");
+      const path = /** @type {const} */ (`/v1/admin/models/${name}/replicas`);
+      const { min, max, started, ending } = await api.post(path, copiesIn(text));
+      const done = [started.length && `${started.join(", ")} starts`, ending.length && `${ending.join(", ")} ends`];
+      toast(
+        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? `${min} copies` : `${min} to ${max} copies`)}.`,
+      );
+      onClose();
+    } catch (error) {
+      setFailure(error.message);
+      setBusy(false);
+    }
+  };
+  return html`<${Dialog} title=${`Copies of ${model}`} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>Cancel</button>
+    <button type="submit" form="copies" class="button primary" disabled=${isBusy}>Change</button>`}>
+    ${failure && html`<${Notice} tone="bad">${failure}<//>`}
+    <form id="copies" class="form" onSubmit=${scale}>
+      <${Field} wide label="Copies" hint="3, or a range such as 1-4: then the load decides. A copy that ends answers its
+        requests first. A reload of another number ends this change.">
+        <input type="text" required value=${text} onInput=${(event) => setText(event.target.value)} /><//>
+    </form><//>`;
 }
 
 /**

@@ -6,6 +6,7 @@ import Keys from "./keys.js";
 import Launch from "./launch.js";
 import Machines from "./machines.js";
 import Models from "./models.js";
+import Orders from "./orders.js";
 import Overview from "./overview.js";
 import Playground from "./playground.js";
 import Requests from "./requests.js";
@@ -31,6 +32,7 @@ export const PAGES = [
   { name: "log", title: "Gateway log", key: "e", group: "Watch", page: GatewayLog },
   { name: "playground", title: "Playground", key: "p", group: "Use", page: Playground },
   { name: "launch", title: "Launch", key: "l", group: "Operate", page: Launch },
+  { name: "orders", title: "Orders", key: "t", group: "Operate", page: Orders },
   { name: "config", title: "Configuration", key: "c", group: "Operate", page: Configuration },
   { name: "keys", title: "Keys", key: "k", group: "Operate", page: Keys },
   { name: "usage", title: "Usage", key: "u", group: "Operate", page: Usage },

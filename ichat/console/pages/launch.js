@@ -105,7 +105,13 @@ function Model({ draft, set, engines }) {
       <input type="text" class="mono" spellcheck=${false} placeholder=${nameOf(draft)} ...${field("model_name")} /><//>
     <${Field} label="Load"><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
       <option value="start">At once, and stay</option><option value="on_demand">When it is wanted</option></select><//>
-    <div class="wide"><${Gpus} draft=${draft} set=${set} /></div>
+    <${Field} label="Copies" hint="3, or a range such as 1-4: the load decides. Empty: a single worker.">
+      <input type="text" placeholder="1" ...${field("replicas")} /><//>
+    <${Field} label="Number of GPUs" hint="2, a share such as 0.5, or auto: the gateway chooses them.">
+      <input type="text" placeholder="as below" list="numbers-of-gpus" ...${field("gpus")} /><//>
+    <datalist id="numbers-of-gpus">${["auto", "1", "2", "0.5"].map((one) => html`<option key=${one} value=${one} />`)}
+    </datalist>
+    ${!draft.gpus.trim() && html`<div class="wide"><${Gpus} draft=${draft} set=${set} /></div>`}
   </div><//>`;
 }
 

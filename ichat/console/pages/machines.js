@@ -12,7 +12,7 @@ export default function Machines() {
   const machines = useStore((all) => all.machines);
   const gpus = machines.flatMap((one) => one.gpus ?? []);
   const lead = `${count(machines.length, "machine")}, ${count(gpus.length, "GPU")}. A machine is here while a worker
-    on it sends heartbeats, or the gateway runs on it.`;
+    on it sends heartbeats, the gateway runs on it, or it is a node of Ray.`;
   return html`<${Page} title="Machines & GPUs" lead=${lead}>
     ${machines.map((one) => html`<${Machine} key=${one.id} machine=${one} />`)}
     ${!machines.length && html`<${Empty} icon="machines" title="No machine has reported yet" />`}
@@ -85,6 +85,7 @@ function Machine({ machine }) {
         key=${one.worker_id} href=${hrefOf("workers", [one.worker_id])}>${one.worker_id}</a>`,
       )}
         ${!here.length && html`<span class="muted">none</span>`}</span></div>
+      ${machine.ray && html`<div class="machine-use"><span>Ray</span><span>${shareOfRay(machine.ray)}</span></div>`}
     </div>
     ${
       machine.gpus === null &&
@@ -99,6 +100,16 @@ function Machine({ machine }) {
       key=${gpu.uuid || gpu.index} gpu=${gpu} />`,
       )}</div>`
     }<//>`;
+}
+
+/**
+ * Return the GPUs that Ray gives to jobs there, in words.
+ * @param {NonNullable<MachineView["ray"]>} share
+ */
+function shareOfRay({ gpus, gpus_free: free, kinds, unanswered_since: since }) {
+  const total = `${gpus} ${[...kinds, gpus === 1 ? "GPU" : "GPUs"].join(" ")}`;
+  const words = gpus ? `${free ?? "–"} of ${total} free` : "no GPUs for jobs";
+  return since ? html`${words} <${Badge} tone="bad">last answer ${age(since)}<//>` : words;
 }
 
 /** @param {{ gpu: NonNullable<MachineView["gpus"]>[number] }} props */

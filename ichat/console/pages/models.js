@@ -21,7 +21,7 @@ import {
   useState,
   useTick,
 } from "../ui.js";
-import { ModelButtons } from "./changes.js";
+import { CopiesDialog, ModelButtons } from "./changes.js";
 import { Connect } from "./connect.js";
 import { readiness } from "./overview.js";
 /** @import { Route } from "../router.js" */
@@ -63,12 +63,16 @@ function ModelList({ models, ask }) {
   /** @type {typeof last} */
   const rate = (row, name) =>
     last(row, name) === null ? null : /** @type {number} */ (last(row, name)) / history.sample_s;
+  const [scaled, setScaled] = useState(/** @type {Model | null} */ (null));
+  const canScale = (/** @type {Model} */ row) =>
+    row.copies !== null || workers.some((one) => one.managed && !one.on_demand && one.model_name === row.id);
   const stateOf = (/** @type {Model} */ row) =>
     workers.find((one) => one.on_demand && one.model_names.includes(row.id));
   /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
     { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
     { name: "ready", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
+    { name: "copies", title: "Copies", align: "right", value: (row) => row.copies?.wanted ?? null, cell: copiesOf },
     {
       name: "in_flight",
       title: "In flight",
@@ -122,6 +126,10 @@ function ModelList({ models, ask }) {
         html`<${ModelButtons} small model=${row.id}
         state=${stateOf(row)?.state ?? (row.loaded ? "ready" : "cold")} />`
       }
+        ${
+          canScale(row) &&
+          html`<${Button} small aria-label=${`Scale ${row.id}`} onClick=${() => setScaled(row)}>Scale<//>`
+        }
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
           aria-label=${`Connect a client to ${row.id}`}>Connect</a>
@@ -132,7 +140,17 @@ function ModelList({ models, ask }) {
   return html`<${Card} title="Models" flush><${Table} label="Models" columns=${columns} rows=${models} sort="id"
     keyOf=${(/** @type {Model} */ row) =>
       row.id} empty=${html`<${Empty} icon="models" title="No model"><p>A worker brings its model.
-      <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} /><//>`;
+      <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} />
+    ${
+      scaled &&
+      html`<${CopiesDialog} model=${scaled.id} wanted=${scaled.copies?.wanted ?? 1} onClose=${() => setScaled(null)} />`
+    }<//>`;
+}
+
+/** How many of a model's copies are ready, of how many. */
+function copiesOf(/** @type {Model} */ { copies }) {
+  if (!copies) return html`<span class="muted">–</span>`;
+  return html`${copies.ready} / ${copies.wanted}${copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : ""}`;
 }
 
 /**

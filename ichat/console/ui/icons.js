@@ -12,6 +12,7 @@ const PATHS = {
   log: "M5 4h14v16H5zM8 8h8M8 12h8M8 16h5",
   playground: "M4 5h16v11H10l-4 4v-4H4z",
   launch: "M12 4v16M4 12h16",
+  orders: "M4 6h16v12H4zM4 7l8 6 8-6",
   config: "M4 7h10M18 7h2M14 5v4M4 17h2M10 17h10M6 15v4",
   keys: "M14 10a4 4 0 1 0-3.5 4L13 16.5h2.5V19H18v2h3v-3l-6.6-6.6z",
   usage: "M4 20V10M10 20V4M16 20v-7M22 20H2",

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import time
 
 import pytest
 
@@ -124,6 +125,26 @@ def test_the_status_has_machines_only_if_there_are_several(text_of):
     machines = [{"name": "here", "gpus": [gpu]}, {"name": "there"}]
     assert text_of(show_status, {**status, "machines": machines}).count("MACHINE") == 2
     assert "none" in text_of(show_status, {})
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        ({"gpus": 8.0, "gpus_free": 5.5, "kinds": ["H100"], "unanswered_since": None}, "5.5 of 8 H100 GPUs free"),
+        ({"gpus": 8.0, "gpus_free": None, "kinds": []}, "- of 8 GPUs free"),
+        ({"gpus": 0.0, "gpus_free": 0.0, "kinds": []}, "no GPUs"),
+        (
+            {"gpus": 1.0, "gpus_free": 1.0, "unanswered_since": time.time() - 5 * 86400 - 9},
+            "1 of 1 GPUs free, no answer for 5d",
+        ),
+    ],
+)
+def test_the_status_has_the_share_of_ray(text_of, share, shown):
+    """Also if the gateway's machine is the only one."""
+    found = text_of(show_status, {"machines": [{"name": "here", "has_gateway": True, "ray": share}]})
+    assert "RAY" in found
+    assert shown in found
+    assert "RAY" not in text_of(show_status, {"machines": [{"name": "here"}, {"name": "there", "ray": None}]})
 
 
 def test_troubles_and_plans_are_lines(text_of):

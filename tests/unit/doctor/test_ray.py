@@ -6,6 +6,7 @@ import pytest
 from ichat.config.ray import RaySettings
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.ray import RayFacts, find_in_ray
+from ichat.ray.reading import ClusterReading
 from ichat.ray.values import RayGpu, RayHardware, RayNode, RayRoom, RayVersion
 
 CONFIG = Config(ray=RaySettings(address="http://head:8265", token_env="RAY_AUTH_TOKEN"))
@@ -13,7 +14,9 @@ NO_TOKEN = Config(ray=RaySettings(address="http://head:8265"))
 HEAD = RayNode("0" * 56, "10.0.0.1", True, True, {"CPU": 2.0}, {})
 NODES = [HEAD, *(RayNode(str(one) * 56, f"10.0.0.{one}", True, False, {"GPU": 4.0}, {}) for one in (2, 3))]
 ROOM = RayRoom({"2" * 56: {"GPU": 1.5}, "3" * 56: {"GPU": 4.0}}, [], [])
-GOOD = RayFacts(RayVersion("2.60.0", "session_1"), nodes=NODES, room=ROOM, own=frozenset({"10.0.0.9"}))
+WHOLE = ClusterReading(NODES, room=ROOM)
+GOOD = RayFacts(RayVersion("2.60.0", "session_1"), cluster=WHOLE, own=frozenset({"10.0.0.9"}))
+CLOSE = [attrs.evolve(one, ip="10.0.0.2") for one in NODES]
 
 
 def hardware(count):
@@ -61,18 +64,17 @@ def test_a_cluster_of_ray_that_is_not_known_has_one_finding(config, facts, name,
         ({"is_open": True}, "warning", "token",
          ("Ray wants no token: all programs that reach http://head:8265 may run anything on its nodes;"
          " set RAY_AUTH_MODE=token on all nodes, and ray.token_env.")),
-        ({"nodes": [], "dead": 2}, "error", "nodes", "Ray has no node that is alive; 2 are dead."),
-        ({"nodes": [HEAD], "dead": 1}, "warning", "nodes", "1 node is alive, without a GPU for jobs; 1 is dead."),
-        ({"missing": {"nodes": "no answer within 5 s"}, "nodes": []}, "warning", "nodes",
+        ({"cluster": ClusterReading(dead=2)}, "error", "nodes", "Ray has no node that is alive; 2 are dead."),
+        ({"cluster": ClusterReading([HEAD], 1)}, "warning", "nodes", "1 node is alive, without a GPU for jobs; 1 is dead."),
+        ({"cluster": ClusterReading(missing={"nodes": "no answer within 5 s"})}, "warning", "nodes",
          "Ray does not report its nodes (no answer within 5 s)."),
         ({"mute": {"2" * 56: "500 Agent for node id doesn't exist."}}, "warning", "logs",
          ("The log service of node 10.0.0.2 (22222222) does not answer (500 Agent for node id doesn't exist.):"
          " see dashboard_agent.log in its session's logs.")),
-        ({"nodes": [attrs.evolve(one, ip="10.0.0.2") for one in NODES], "mute": {"3" * 56: "x"}}, "warning", "logs",
+        ({"cluster": ClusterReading(CLOSE), "mute": {"3" * 56: "x"}}, "warning", "logs",
          ("The log service of node 10.0.0.2 (33333333) does not answer (x):"
          " give each raylet on it a --dashboard-agent-listen-port of its own.")),
-        ({"nodes": [attrs.evolve(one, ip="10.0.0.2") for one in NODES],
-          "hardware": {"2" * 56: hardware(4), "3" * 56: hardware(4)}}, "error", "10.0.0.2",
+        ({"cluster": ClusterReading(CLOSE, hardware={"2" * 56: hardware(4), "3" * 56: hardware(4)})}, "error", "10.0.0.2",
          "Ray gives away 8 GPUs of 10.0.0.2, and it has 4: start its raylets with fewer --num-gpus."),
     ],
 )  # fmt: skip
@@ -81,7 +83,7 @@ def test_a_flaw_of_a_cluster_of_ray_is_a_sentence(changes, level, name, sentence
 
 
 def test_raylets_on_an_address_are_one_machine_for_the_doctor():
-    facts = attrs.evolve(GOOD, nodes=[attrs.evolve(one, ip="10.0.0.2") for one in NODES])
+    facts = attrs.evolve(GOOD, cluster=ClusterReading(CLOSE))
     assert problems(facts) == []
     assert "Ray has 3 raylets on this address, with 8 GPUs for jobs." in str(find_in_ray(CONFIG, facts))
 

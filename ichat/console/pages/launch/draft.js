@@ -23,7 +23,7 @@ export const USUAL = [
  * The form's values: texts as they were typed, of the arguments as well.
  *
  * @typedef {"backend" | "model_path" | "model_name" | "load" | "when_idle" | "idle_s" | "port" | "host" |
- *   "max_in_flight" | "python" | "env" | "on_gateway_exit"} TextField
+ *   "max_in_flight" | "python" | "env" | "on_gateway_exit" | "gpus" | "replicas"} TextField
  * @typedef {Record<TextField, string> & { args: Record<string, string>, gpu_ids: number[] | null,
  *   share_gpus: boolean }} Draft
  */
@@ -38,6 +38,8 @@ export const EMPTY = {
   model_path: "",
   model_name: "",
   gpu_ids: null,
+  gpus: "",
+  replicas: "",
   load: "start",
   when_idle: "stop",
   idle_s: "",
@@ -104,6 +106,18 @@ function guess(text) {
 }
 
 /**
+ * Return the numbers of copies in a text such as `3` or `1-4`: the fewest and the most. Throws an Error.
+ *
+ * @param {string} text
+ * @returns {{ min: number, max: number }}
+ */
+export function copiesIn(text) {
+  const found = /^(\d+)(?:\s*[-–]\s*(\d+))?$/.exec(text.trim());
+  if (!found) throw new Error(`Copies are a number such as 3, or a range such as 1-4, and not: ${text}`);
+  return { min: Number(found[1]), max: Number(found[2] ?? found[1]) };
+}
+
+/**
  * Return the worker as the API expects it; `flags` are those of the engine, by their keys. Throws an Error.
  *
  * @param {Draft} draft
@@ -113,7 +127,12 @@ function guess(text) {
 export function bodyOf(draft, flags) {
   /** @type {Record<string, unknown>} */
   const body = { model_name: nameOf(draft), model_path: draft.model_path.trim(), backend: draft.backend };
-  if (draft.gpu_ids !== null) body.gpu_ids = draft.gpu_ids;
+  if (draft.gpus.trim()) body.gpus = argumentValue(draft.gpus, { kind: "number" });
+  else if (draft.gpu_ids !== null) body.gpu_ids = draft.gpu_ids;
+  if (draft.replicas.trim()) {
+    const { min, max } = copiesIn(draft.replicas);
+    body.replicas = min === max ? min : { min, max };
+  }
   if (draft.share_gpus) body.share_gpus = true;
   for (const name of /** @type {const} */ (["port", "max_in_flight", "idle_s"])) {
     if (draft[name].trim()) body[name] = argumentValue(draft[name], { kind: "number" });
