@@ -2,6 +2,7 @@
 
 import { asKey, setAdminKey } from "./api.js";
 import { PAGES } from "./pages/index.js";
+import { forgetChat } from "./pages/playground/chat.js";
 import { go, hrefOf, useRoute } from "./router.js";
 import { hasKey, login, reconnect, useStore } from "./store.js";
 import {
@@ -119,6 +120,7 @@ function Connection() {
 
 /** Forget the keys, and the answers that were requested with them. */
 function lock() {
+  forgetChat();
   sessionStorage.clear();
   location.reload();
 }

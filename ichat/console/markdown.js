@@ -9,8 +9,12 @@ import { html } from "./ui/html.js";
 const REST_MS = 50;
 /** A text is not drawn again for this many times the duration of its last drawing. */
 const REST_SHARE = 4;
-/** Longer texts are shown as they are. */
+/** Longer texts are cut into pieces: at fences of code, and between paragraphs. */
 const TEXT_MAX = 100_000;
+/** The length of such a piece; a longer paragraph is shown as it is. */
+const PIECE_MAX = 20_000;
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})\s*(\S*)/;
+const TOO_LONG = "<p><em>The next part is too long to format, and is shown as text.</em></p>";
 /** A paragraph with more characters keeps the parser busy for seconds. */
 const MARKS_MAX = 2000;
 const INDENT_MAX = 40;
@@ -91,17 +95,90 @@ const marked = new Marked({
  * @param {string} text
  */
 export function blocksOf(text) {
-  if (text.length <= TEXT_MAX && isEasy(text)) {
-    try {
-      return marked
-        .lexer(text)
-        .map((token) => marked.parser([token]))
-        .filter(Boolean);
-    } catch (error) {
-      if (!(error instanceof RangeError)) throw error; // it is nested too deeply
-    }
+  const blocks = text.length <= TEXT_MAX && isEasy(text) ? parsed(text) : null;
+  if (blocks) return blocks;
+  return segmentsOf(text).flatMap(({ language, text: part }) => {
+    if (language !== null) return [preOf(part, language)];
+    return piecesOf(part).flatMap((piece) => {
+      const isShort = piece.length <= PIECE_MAX && isEasy(piece);
+      return (isShort && parsed(piece)) || [TOO_LONG, preOf(piece, "text")];
+    });
+  });
+}
+
+/**
+ * Return the markup of each block of a text that is easy to parse; null if it is nested too deeply.
+ *
+ * @param {string} text
+ */
+function parsed(text) {
+  try {
+    return marked
+      .lexer(text)
+      .map((token) => marked.parser([token]))
+      .filter(Boolean);
+  } catch (error) {
+    if (error instanceof RangeError) return null;
+    throw error;
   }
-  return [`<p>${escaped(text).replaceAll("\n", "<br>")}</p>`];
+}
+
+/**
+ * Return the markup of a text that is shown as it is.
+ *
+ * @param {string} text
+ * @param {string} language
+ */
+const preOf = (text, language) => `<pre data-language="${escaped(language)}"><code>${escaped(text)}</code></pre>`;
+
+/**
+ * Return the blocks of code of a text and the texts between them (their language is null); without a parser.
+ *
+ * @param {string} text
+ */
+function segmentsOf(text) {
+  /** @type {{ language: string | null, text: string }[]} */
+  const found = [];
+  /** @type {string[]} */
+  let lines = [];
+  /** @type {{ mark: string, language: string } | null} */
+  let fence = null;
+  const close = () => {
+    if (lines.length) found.push({ language: fence ? fence.language : null, text: lines.join("\n") });
+    lines = [];
+  };
+  for (const line of text.split("\n")) {
+    const [, mark = "", language = ""] = FENCE.exec(line) ?? [];
+    const isEnd = fence && mark.startsWith(fence.mark) && !language;
+    if (fence ? !isEnd : !mark) {
+      lines.push(line);
+      continue;
+    }
+    close();
+    fence = fence ? null : { mark, language };
+  }
+  close();
+  return found;
+}
+
+/**
+ * Return a text in pieces of whole paragraphs: those that are easy to parse together, every other by itself.
+ *
+ * @param {string} text
+ */
+function piecesOf(text) {
+  /** @type {string[]} */
+  const found = [];
+  let isOpen = false;
+  for (const paragraph of text.split(/\n\s*\n/)) {
+    const isShort = paragraph.length <= PIECE_MAX && isEasy(paragraph);
+    const last = found.at(-1) ?? "";
+    if (isShort && isOpen && last.length + paragraph.length < PIECE_MAX)
+      found[found.length - 1] = `${last}\n\n${paragraph}`;
+    else if (paragraph.trim()) found.push(paragraph);
+    isOpen = isShort;
+  }
+  return found;
 }
 
 /**
@@ -194,6 +271,7 @@ function frame(pre) {
   const language = pre.dataset.language ?? "";
   delete pre.dataset.language;
   pre.tabIndex = 0;
+  if (language === "text") pre.className = "plain";
   const box = element("div", "md-code");
   const bar = element("div", "md-bar");
   const button = element("button", "button quiet small", "Copy");

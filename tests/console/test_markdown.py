@@ -31,9 +31,9 @@ TAGS = set(
 )
 ATTRIBUTES = {
     "a": {"href", "title", "target", "rel"}, "img": {"src", "alt"}, "div": {"class"}, "span": {"class"}, "bdi": {"class"},
-    "button": {"class", "type"}, "pre": {"tabindex"}, "ol": {"start"}, "th": {"align"}, "td": {"align"},
+    "button": {"class", "type"}, "pre": {"class", "tabindex"}, "ol": {"start"}, "th": {"align"}, "td": {"align"},
 }  # fmt: skip
-CLASSES = {"md-code", "md-bar", "md-table", "md-host", "", "button quiet small"}
+CLASSES = {"md-code", "md-bar", "md-table", "md-host", "", "button quiet small", "plain"}
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ELSEWHERE = "http://192.0.2.1/hostile"
 

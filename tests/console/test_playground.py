@@ -43,6 +43,10 @@ def play(make_site, page, model):
     return page
 
 
+def open_parameters(page):
+    page.locator(".settings-card summary").click()
+
+
 def say(page, text):
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_label("Message", exact=True).press("Enter")
@@ -93,6 +97,95 @@ def test_the_answer_comes_piece_by_piece_and_can_be_stopped(play, model):
     assert model.asked[1]["messages"] == [{"role": "user", "content": "Tell"}]
 
 
+def test_a_conversation_survives_a_reload_and_not_a_lock(play, model):
+    """Messages, figures, parameters and the draft are there again; an answer under way is marked as cut off."""
+    open_parameters(play)
+    play.get_by_label("Temperature").fill("0.5")
+    say(play, "What is it?")
+    expect(answers(play)).to_have_attribute("data-state", "done")
+    events = said("Once ", "upon")
+    model.scripts["wise"] = [*events[:2], "wait", *events[2:]]
+    say(play, "Tell")
+    expect(answers(play).last).to_contain_text("Once")
+    play.get_by_label("Message", exact=True).fill("A draft")
+    play.reload()
+    expect(answers(play)).to_have_count(2)
+    expect(answers(play).first.locator("strong")).to_have_text("42")
+    expect(answers(play).first).to_contain_text("12 in the prompt")
+    expect(answers(play).last).to_contain_text("Once")
+    expect(answers(play).last).to_contain_text("The page was loaded anew before the answer was whole.")
+    expect(play.get_by_label("Message", exact=True)).to_have_value("A draft")
+    expect(play.locator(".settings-card .tab-count")).to_have_text("1")
+    model.go_on.set()
+    model.scripts["wise"] = said("More.")
+    say(play, "And?")
+    expect(answers(play)).to_have_count(3)
+    expect(answers(play).last).to_contain_text("More.")
+    assert [one["content"] for one in model.asked[-1]["messages"][:3]] == [
+        "What is it?",
+        "The answer is **42**.",
+        "Tell",
+    ]
+    play.get_by_role("button", name="Lock").click()
+    play.wait_for_selector("[data-connection]")
+    assert "What is it?" not in play.evaluate("JSON.stringify({...sessionStorage})")
+
+
+def test_the_end_of_a_long_answer_stays_in_sight(play, model):
+    """The page follows an answer down to its buttons, unless the reader has scrolled up; the composer hides nothing."""
+    bottom = "document.documentElement.scrollHeight - innerHeight - scrollY"
+    events = said(*[f"Line {number} with **marks**.\n\n" for number in range(400)])
+    half = len(events) // 2
+    model.scripts["wise"] = [*events[:half], "wait", *events[half:]]
+    say(play, "Tell")
+    expect(answers(play)).to_contain_text("Line 100")
+    model.go_on.set()
+    expect(answers(play)).to_have_attribute("data-state", "done")
+    expect(answers(play)).to_contain_text("Line 399")
+    play.wait_for_function(f"() => {bottom} < 2")
+    composer = play.locator(".composer").bounding_box()
+    buttons = answers(play).get_by_role("button", name="Another answer").bounding_box()
+    assert buttons["y"] + buttons["height"] <= composer["y"]
+    model.go_on.clear()
+    say(play, "Again")
+    expect(answers(play).last).to_contain_text("Line 100")
+    play.mouse.move(500, 300)
+    play.mouse.wheel(0, -1500)
+    play.wait_for_function(f"() => {bottom} > 500")
+    model.go_on.set()
+    expect(answers(play).last).to_have_attribute("data-state", "done")
+    assert play.evaluate(bottom) > 500
+
+
+@pytest.mark.parametrize("height", [600, 1200])
+def test_the_composer_stands_at_the_bottom(play, height):
+    """Also where nothing is said yet; the parameters are folded, and opened by the keyboard."""
+    play.set_viewport_size({"width": 1280, "height": height})
+    composer = play.locator(".composer").bounding_box()
+    assert 0 <= height - composer["y"] - composer["height"] <= 20
+    expect(play.get_by_label("Temperature")).not_to_be_visible()
+    play.locator(".settings-card summary").focus()
+    play.keyboard.press("Enter")
+    expect(play.get_by_label("Temperature")).to_be_visible()
+    play.get_by_role("tab", name="Completion").click()
+    expect(play.get_by_label("Temperature")).to_be_visible()
+
+
+def test_an_answer_that_is_too_long_to_format_is_readable(play, model):
+    """Code stays code, paragraphs stay paragraphs, and only the part that is too long is plain text, with a word why."""
+    code = "\n".join(f"print({number})" for number in range(20_000))
+    model.scripts["wise"] = said(f"# Title\n\n```python\n{code}\n```\n\n**after**\n\n" + "word " * 10_000)
+    say(play, "Tell")
+    expect(answers(play)).to_have_attribute("data-state", "done")
+    expect(answers(play).locator("h3")).to_have_text("Title")
+    expect(answers(play).locator(".md-code").first).to_contain_text("pythonCopy")
+    expect(answers(play).locator(".md-code pre").first).to_contain_text("print(19999)")
+    expect(answers(play).locator("strong")).to_have_text("after")
+    expect(answers(play)).to_contain_text("too long to format, and is shown as text")
+    expect(answers(play).locator("pre.plain")).to_contain_text("word word")
+    assert play.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_an_answer_goes_on_while_another_page_is_shown(play, model):
     """Who looks at the requests meanwhile finds the answer when coming back."""
     events = said("one ", "two")
@@ -109,6 +202,7 @@ def test_an_answer_goes_on_while_another_page_is_shown(play, model):
 
 def test_parameters_are_sent_as_they_are_typed(play, model):
     """An empty field is not sent, a wrong one is said before anything is, and any other member can be added."""
+    open_parameters(play)
     play.get_by_label("System prompt").fill("Be brief.")
     play.get_by_label("Temperature").fill("warm")
     play.get_by_label("Message", exact=True).fill("Hi")
@@ -168,6 +262,7 @@ def test_tools(play, model):
     model.scripts["wise"] = lambda body: (
         said("Sunny.") if len(body["messages"]) > 2 else [*events[:1], *calls, *events[1:]]
     )
+    open_parameters(play)
     play.get_by_role("button", name="Put in an example").click()
     say(play, "Weather in Bern?")
     expect(play.locator("[data-call=get_weather]")).to_contain_text('"city": "Bern"')
@@ -265,7 +360,7 @@ def test_a_second_model_has_a_conversation_of_its_own(play, model):
     play.get_by_role("button", name="Compare with another").click()
     play.get_by_label("Model 2").select_option("brief")
     expect(answers(play, 2)).to_have_count(0)
-    expect(play.get_by_role("region", name="Side 2")).to_contain_text("ends when it is closed or loaded anew")
+    expect(play.get_by_role("region", name="Side 2")).to_contain_text("is in this tab alone")
     say(play, "And yours?")
     expect(answers(play, 2)).to_have_attribute("data-state", "done")
     expect(answers(play, 1).last).to_have_attribute("data-state", "done")
@@ -275,6 +370,7 @@ def test_a_second_model_has_a_conversation_of_its_own(play, model):
 
 def test_a_plain_answer(play, model):
     """Without a stream the answer comes at once, with its figures and who gave it."""
+    open_parameters(play)
     play.get_by_role("textbox", name=re.compile("^More")).fill('{"stream": false}')
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
     choice = {"index": 0, "message": {"role": "assistant", "content": "At once."}, "finish_reason": "stop"}
@@ -313,6 +409,7 @@ def test_an_error_is_said_in_its_words(play, model):
 
 def test_the_same_from_a_program(play, model):
     """The command and the program say what was sent; who answered is told, and where the request would go now."""
+    open_parameters(play)
     play.get_by_label("top_k").fill("5")
     say(play, "It's")
     expect(answers(play)).to_have_attribute("data-state", "done")

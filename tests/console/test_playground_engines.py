@@ -71,6 +71,7 @@ def test_both_engines_side_by_side(chats, page):
     visit(page, chats, "playground?model=tiny")
     page.get_by_role("button", name="Compare with another").click()
     page.get_by_label("Model 2").select_option("other")
+    page.locator(".settings-card summary").click()
     page.get_by_label("Tokens at most").fill("20")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message", exact=True).fill("Tell me a story.")
@@ -86,6 +87,7 @@ def test_both_engines_side_by_side(chats, page):
 def test_stop_reaches_the_engine(chats, page):
     """The engine ends the answer that nobody waits for."""
     visit(page, chats, "playground?model=tiny")
+    page.locator(".settings-card summary").click()
     page.get_by_role("textbox", name=re.compile("^More")).fill('{"ignore_eos": true}')
     page.get_by_label("Message", exact=True).fill("Tell me a long story.")
     page.get_by_role("button", name="Send", exact=True).click()

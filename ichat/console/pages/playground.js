@@ -26,10 +26,9 @@ export default function Playground({ params }) {
   const current = PARTS.find((one) => one.name === params.rest[0]) ?? PARTS[0];
   const model = params.query.model ?? "";
   const content = html`<${current.part} model=${model} />`;
-  return html`<${Page} title="Playground" lead="Requests as clients send them: they wait in the same queues, and
-    count as any other.">
-    <${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
-      onSelect=${(/** @type {string} */ name) => go("playground", [name])} />
+  const tabs = html`<${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
+    onSelect=${(/** @type {string} */ name) => go("playground", [name])} />`;
+  return html`<${Page} title="Playground" actions=${tabs}>
     <${Access} />
     ${
       names.length

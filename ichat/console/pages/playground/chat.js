@@ -1,8 +1,9 @@
-// The chat: a conversation for each side, and the requests under way. All of it is in this page's memory alone.
+// The chat: a conversation for each side, and the requests under way. All of it is in this tab alone.
 
 import { send, stream } from "../../api.js";
 import { useEffect, useRedraw } from "../../ui.js";
 import { clientKey } from "./access.js";
+import { lastIdIn, packed, unpacked } from "./kept_chat.js";
 import { ended, isOpen, newReply, withComment, withEvent, withHead } from "./reply.js";
 import { chatBody, NO_SETTINGS } from "./request.js";
 
@@ -11,6 +12,7 @@ import { chatBody, NO_SETTINGS } from "./request.js";
 /** @import { Body, ResultsTurn, Settings, UserTurn } from "./request.js" */
 
 const PATH = "/v1/chat/completions";
+const KEPT = "ichat.chat";
 const GATHER_MS = 40;
 export const SIDES_MAX = 2;
 let serial = 0;
@@ -38,7 +40,28 @@ const listeners = new Set();
  */
 
 /** @type {Chat} */
-let state = { sides: [newSide("")], settings: NO_SETTINGS, draft: { text: "", pictures: [] } };
+let state = unpacked(sessionStorage.getItem(KEPT)) ?? {
+  sides: [newSide("")],
+  settings: NO_SETTINGS,
+  draft: { text: "", pictures: [] },
+};
+serial = lastIdIn(state);
+let isKept = true;
+globalThis.addEventListener?.("pagehide", () => isKept && keep());
+
+/** Keep the chat for the page that is loaded next in this tab. */
+function keep() {
+  try {
+    sessionStorage.setItem(KEPT, packed(state));
+  } catch {
+    sessionStorage.removeItem(KEPT); // there is no room
+  }
+}
+
+/** Have this page's end keep nothing of the chat. */
+export function forgetChat() {
+  isKept = false;
+}
 
 function nextId() {
   serial += 1;

@@ -1,6 +1,6 @@
 // The chat's part of the playground: a single model, or two side by side.
 
-import { Button, html, Icon, useEffect, useLayoutEffect, useRef } from "../../ui.js";
+import { Button, html, Icon, useEffect, useRef } from "../../ui.js";
 import { ModelChoice, useIsReady, useNames } from "./access.js";
 import {
   addSide,
@@ -23,6 +23,8 @@ import { Settings } from "./settings.js";
 /** @import { Chat as ChatState } from "./chat.js" */
 
 const NEAR_PX = 120;
+/** How long after its end an answer may still grow, as it is drawn. */
+const SETTLES_MS = 1500;
 
 /** Return the model that is chosen where none is: the first that can answer now. */
 export function useFirstModel() {
@@ -32,26 +34,34 @@ export function useFirstModel() {
 }
 
 /**
- * Keep the end of the conversation in sight, unless the reader has scrolled away from it.
+ * Keep the end of the conversation in sight while it grows, unless the reader has scrolled up from it.
  *
- * @param {ChatState} chat
+ * @param {boolean} isBusy whether an answer is under way
  */
-function useFollow(chat) {
-  const wasNear = useRef(true);
+function useFollow(isBusy) {
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const busyUntil = useRef(0);
+  busyUntil.current = isBusy ? Number.POSITIVE_INFINITY : Math.min(busyUntil.current, performance.now() + SETTLES_MS);
   useEffect(() => {
+    let follows = true;
+    let before = scrollY;
     const look = () => {
-      const page = document.documentElement;
-      wasNear.current = page.scrollHeight - innerHeight - scrollY < NEAR_PX;
+      const isNear = document.documentElement.scrollHeight - innerHeight - scrollY < NEAR_PX;
+      if (isNear) follows = true;
+      else if (scrollY < before - 1) follows = false; // what grows moves nothing up: the reader does
+      before = scrollY;
     };
+    const observer = new ResizeObserver(() => {
+      if (follows && performance.now() < busyUntil.current) scrollTo(0, document.documentElement.scrollHeight);
+    });
     addEventListener("scroll", look, { passive: true });
-    return () => removeEventListener("scroll", look);
+    if (place.current) observer.observe(place.current);
+    return () => {
+      removeEventListener("scroll", look);
+      observer.disconnect();
+    };
   }, []);
-  const isBusy = isAnswering(chat);
-  const wasBusy = useRef(false);
-  useLayoutEffect(() => {
-    if (wasNear.current && (isBusy || wasBusy.current)) scrollTo(0, document.documentElement.scrollHeight);
-    wasBusy.current = isBusy;
-  });
+  return place;
 }
 
 /** @param {ChatState["settings"]} settings */
@@ -80,14 +90,14 @@ export function Chat({ model }) {
   useEffect(() => {
     if (!model && !chat.sides[0].model && first) chooseModel(chat.sides[0].id, first);
   }, [first]);
-  useFollow(chat);
   const isBusy = isAnswering(chat);
+  const place = useFollow(isBusy);
   const wrong = wrongIn(chat.settings);
   const why = chat.sides.some((side) => !side.model) ? "Choose a model." : wrong;
   const others = names.filter((name) => !chat.sides.some((side) => side.model === name));
   const other = others.find(isReady) ?? others[0] ?? chat.sides[0].model;
   const isEmpty = chat.sides.every((side) => !side.entries.length);
-  return html`<div class="play"><div class="play-main">
+  return html`<div class="play"><div class="play-main" ref=${place}>
     <div class=${`sides ${chat.sides.length > 1 ? "two" : ""}`}>${chat.sides.map(
       (side, at) => html`
       <section key=${side.id} class="side" aria-label=${`Side ${at + 1}`}>
@@ -110,8 +120,8 @@ export function Chat({ model }) {
         ${
           !side.entries.length &&
           html`<p class="play-empty muted">Nothing is said yet. What you write goes to
-          ${" "}<b>${side.model || "a model"}</b>; the conversation is in this page alone, and ends when it is closed or
-          loaded anew.</p>`
+          ${" "}<b>${side.model || "a model"}</b> as clients send it: it waits in the same queues, and counts as any
+          other request. The conversation is in this tab alone, and ends with it.</p>`
         }
       </section>`,
     )}</div>

@@ -100,7 +100,7 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
     setOver(true);
   };
   const rows = Math.min(LINES_MAX, Math.max(2, draft.text.split("\n").length));
-  return html`<div class=${`composer ${isOver ? "over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)}
+  return html`<div class="composer-place"><div class=${`composer ${isOver ? "over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)}
     onDrop=${drop}>
     <${Pictures} pictures=${draft.pictures}
       onRemove=${(/** @type {number} */ gone) =>
@@ -120,5 +120,5 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
           ? html`<${Button} icon="close" onClick=${onStop}>Stop<//>`
           : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>Send<//>`
       }
-    </div></div>`;
+    </div></div></div>`;
 }

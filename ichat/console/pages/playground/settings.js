@@ -1,6 +1,6 @@
 // The parameters of a request, each of which may be left to the model.
 
-import { Field, html } from "../../ui.js";
+import { Field, html, useKept } from "../../ui.js";
 import { toolsIn } from "./request.js";
 
 /** @import { FieldEvent } from "../../ui/html.js" */
@@ -54,7 +54,15 @@ export function Settings({ settings, onChange, of = "chat" }) {
     (name) => isChat || !["system", "tools", "tool_choice"].includes(name),
   );
   const set = names.filter((name) => settings[name]);
-  return html`<details class="card settings-card" open=${innerWidth > 1100}>
+  const [isOpen, setOpen] = useKept(
+    "playground.parameters",
+    (/** @type {boolean | undefined} */ kept) => kept ?? false,
+  );
+  return html`<details class="card settings-card" open=${isOpen}
+    onToggle=${(/** @type {Event & { currentTarget: HTMLDetailsElement }} */ event) => {
+      const { open } = event.currentTarget;
+      setOpen(() => open);
+    }}>
     <summary><h2>Parameters</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>
     <div class="pile">
     ${
