@@ -81,9 +81,8 @@ class Supervisor:
             stopped=lambda: self.stopped.saved(),  # noqa: PLW0108 it is made below
         )  # fmt: skip
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate,
-            clusters=clusters or {},
-        )  # fmt: skip
+            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate, clusters=clusters or {}
+        )
         self.stopped = StoppedWorkers(self._context)
         """The workers that operators have stopped."""
         self._restarts = Restarts(self._context, self._workers, self._start_new, self._end_soon)
