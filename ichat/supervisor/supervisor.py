@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 import trio
@@ -58,7 +59,7 @@ class Supervisor:
     def __init__(
         self, config: Config, fleet: Fleet, balancer: Balancer, log_store: LogStore, state: StateDirectory,
         *, remember_s: float = REMEMBER_S, kept: KeptDescriptors | None = None, launcher: Launcher | None = None,
-        clusters: Mapping[str, RemoteLauncher] | None = None,
+        clusters: Mapping[str, RemoteLauncher] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """`kept` has the descriptors of workers that outlive this process; None: all end with it.
 
@@ -81,7 +82,7 @@ class Supervisor:
             stopped=lambda: self.stopped.saved(),  # noqa: PLW0108 it is made below
         )  # fmt: skip
         self._context = SupervisorContext(
-            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate, clusters=clusters or {}
+            config, fleet.table, fleet.directory, fleet.managed, launcher, memory, gate=memory.gate, clusters=clusters
         )
         self.stopped = StoppedWorkers(self._context)
         """The workers that operators have stopped."""
