@@ -278,6 +278,7 @@ class ManagedWorker:
             if not problems:
                 self.launch = context.memory.next_launch()
                 await context.memory.save()
+                problems = context.memory.objections_to(self.spec)
 
         await wait_any(check, self.life.wait_end)
         if problems or self.life.next_action().kind == "end":

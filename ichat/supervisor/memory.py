@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.fleet import Fleet
 from ichat.listeners import Gate, Listeners
 from ichat.protocol.messages import saved_form
@@ -72,6 +73,13 @@ class WorkerMemory:
         """Return the number of a new launch, higher than all before it; `save` before anything is started."""
         self._launches += 1
         return self._launches
+
+    def objections_to(self, spec: ManagedWorkerConfig) -> Sequence[str]:
+        """Return why a worker must not be started on another machine now: no later gateway would know its launch."""
+        if not self.has_failed or spec.on == "here":
+            return ()
+        why = "The next gateway would not know a worker on another machine"
+        return [f"{why}: {self._state.path} cannot be written. Make that directory writable, or free space there."]
 
     def save_soon(self) -> None:
         """Save at once, in a task."""

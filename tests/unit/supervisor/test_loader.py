@@ -128,6 +128,9 @@ class Memory:
         self.launches += 1
         return self.launches
 
+    def objections_to(self, spec):
+        return ()
+
 
 class Context(SupervisorContext):
     """Starts processes that are objects; nothing keeps them from starting."""
