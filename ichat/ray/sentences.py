@@ -19,10 +19,11 @@ def refusal_in(text: str) -> str:
 
 
 def shortened_reason(text: str) -> str:
-    """Return a text of Ray's in a line, with the last error of a traceback in its place; "" for a page of HTML."""
+    """Return a text of Ray in a line, with the last error or line of a traceback in its place; "" for HTML."""
     before, is_traceback, _ = text.partition(_TRACEBACK)
-    if is_traceback and (found := _last_error(text)) is not None:
-        return _cut(f"{before.strip()} {found[1]}")
+    if is_traceback:
+        found = _last_error(text)
+        return _cut(f"{before.strip()} {text.rstrip().splitlines()[-1] if found is None else found[1]}")
     return "" if text.lstrip().startswith("<") else _cut(text)
 
 

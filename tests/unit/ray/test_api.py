@@ -71,6 +71,12 @@ async def test_a_submission_to_ray_has_only_the_values_that_are_given(api_of):
         ),
         (500, TRACEBACK.format(error="ray.exceptions.RpcError: Timed out").encode(), "^it answers 500 Timed out$"),
         (500, TRACEBACK.format(error="TimeoutError: no agent").encode(), "^it answers 500 no agent$"),
+        (
+            500,
+            TRACEBACK.partition('Traceback (most recent call last):\n  File "job_manager')[0].encode()
+            + b"500 Internal Server Error\n\nServer got itself in trouble",
+            "^it answers 500 Server got itself in trouble$",
+        ),
         (302, b"", "^it answers 302$"),
         (429, b"Max number of in-progress requests reached", "^it answers 429 Max"),
         (200, b"<html>log in</html>", "^its answer is not that of Ray's dashboard"),
