@@ -191,7 +191,7 @@ export function Picture({ state, isTable }) {
     const graph = graphOf({ workers, models, machines, aliases }, lanes, kindsFor(width), shown.current);
     shown.current = new Set(graph.columns.flatMap((column) => column.nodes.map((node) => node.id)));
     return layoutOf(graph, width);
-  }, [workers, models, machines, aliases, width, lanes === rates.list ? rates : Math.round(now / 500)]);
+  }, [workers, models, machines, aliases, width, rates, Math.round(now / 1000)]);
   const turn = () => go("overview", [], isTable ? {} : { view: "table" });
   const actions = html`<${Button} small tone="quiet" onClick=${turn}>${isTable ? "As a picture" : "As a table"}<//>`;
   const lead = isTable
