@@ -37,7 +37,7 @@ WORKERS = {
 """Model, engine, machine, GPUs, and the share of the KV cache that is in use at most."""
 LOADING = "qwen3-coder-30b-0"
 """The worker that is about to be ready."""
-MODELS = ("llama-3.3-70b",) * 5 + ("qwen3-32b",) * 3 + ("gemma-3-27b",)
+MODELS = ("llama-3.3-70b",) * 2 + ("assistant",) * 5 + ("qwen3-32b", "gemma-3-27b")
 CONFIG = """
 [server_settings]
 port = 0
@@ -45,6 +45,12 @@ state_directory = "{directory}/state"
 watch_config = false
 [history]
 sample_s = 2
+[[models]]
+name = "assistant"
+targets = [{{ model = "llama-3.3-70b", weight = 3 }}, {{ model = "qwen3-32b", weight = 2 }}]
+[[models]]
+name = "coder"
+targets = [{{ model = "qwen3-coder-30b" }}]
 """
 
 
@@ -92,11 +98,11 @@ class Site:
 
         return reply
 
-    def machine(self, name):
-        """Return what a machine's workers report of it."""
+    def machine(self, name, held):
+        """Return what a worker that holds some GPUs of a machine reports of it."""
         gpus = [
             {"index": index, "uuid": f"GPU-{name}-{index}", "name": "NVIDIA H200", "memory_total_bytes": 141 * GIB,
-             "memory_used_bytes": 128 * GIB, "use": round(0.75 + self.chance.random() / 5, 2)}
+             "memory_used_bytes": 128 * GIB, "held_bytes": 127 * GIB if index in held else 0, "use": round(0.75 + self.chance.random() / 5, 2)}
             for index in range(4)
         ]  # fmt: skip
         return {"id": f"boot-{name}", "name": name, "cpus": 96, "cpu_use": 0.3, "memory_total_bytes": 1024 * GIB,
@@ -104,7 +110,7 @@ class Site:
 
     def heartbeat(self, worker):
         """Return what a worker reports."""
-        model, backend, machine, _, cache = WORKERS[worker]
+        model, backend, machine, gpus, cache = WORKERS[worker]
         running = self.running[worker]
         load = [("importing vLLM", 9.1, ""), ("loading weights", time.monotonic() - self.began - 60, "11 of 16 shards")]
         is_loading = worker == LOADING
@@ -116,7 +122,7 @@ class Site:
             "load": [{"name": name, "seconds": max(0.0, seconds), "detail": detail} for name, seconds, detail in load]
             if is_loading else [],
             "progress": {} if is_loading else {"running": running, "waiting": 0, "kv_use": share, "steps": self.steps},
-            "machine": self.machine(machine),
+            "machine": self.machine(machine, gpus),
         }  # fmt: skip
 
     async def beat_forever(self):

@@ -88,7 +88,9 @@ export function Badge({ tone = "idle", children, title }) {
   return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
 }
 
-/** @type {Record<string, string>} */
+/** @typedef {"ok" | "busy" | "warn" | "bad" | "idle"} Tone */
+
+/** @type {Record<string, Tone>} */
 const STATES = {
   ready: "ok",
   following: "ok",
@@ -108,12 +110,19 @@ const STATES = {
 };
 
 /**
+ * Return the tone of a worker's state.
+ *
+ * @param {string} state
+ */
+export const toneOfState = (state) => STATES[state] ?? "busy";
+
+/**
  * The state of a worker.
  *
  * @param {{ state: string }} props
  */
 export function StateBadge({ state }) {
-  return html`<${Badge} tone=${STATES[state] ?? "busy"}>${state}<//>`;
+  return html`<${Badge} tone=${toneOfState(state)}>${state}<//>`;
 }
 
 /**

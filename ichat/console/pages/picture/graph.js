@@ -1,10 +1,12 @@
 // The picture's graph: keys, names, models, workers and GPUs as nodes, and the lines between them. Pure functions.
 
 import { hrefOf } from "../../router.js";
+import { toneOfState } from "../../ui/basics.js";
 import { bytes, count, number, percent } from "../../ui/format.js";
 import { comingOf, elapsedOf, expectedOf, isLoading, isReturning, loadWords, stateWords } from "../states.js";
 
 /** @import { Machine, Model, State, Worker } from "../../store.js" */
+/** @import { Tone } from "../../ui/basics.js" */
 /** @import { Lane } from "./lanes.js" */
 
 /** The most nodes of a column: the less busy things share a node then. */
@@ -18,19 +20,6 @@ export const KINDS = ["key", "name", "model", "worker", "gpu"];
 const BY_WORTH = ["model", "worker", "name", "gpu", "key"];
 /** @type {Record<Kind, string>} */
 export const TITLES = { key: "Keys", name: "Names", model: "Models", worker: "Workers", gpu: "GPUs" };
-/** @type {Record<string, Tone>} */
-const TONES = {
-  ready: "ok",
-  following: "ok",
-  cold: "idle",
-  asleep: "idle",
-  failed: "bad",
-  unhealthy: "bad",
-  wedged: "bad",
-  broken: "bad",
-  restarting: "warn",
-  stale: "warn",
-};
 /** The worst first: a group has the tone of its worst member. @type {Tone[]} */
 const WORST = ["bad", "warn", "busy", "ok", "idle"];
 
@@ -40,7 +29,6 @@ const WORST = ["bad", "warn", "busy", "ok", "idle"];
  * `load`: the share of a load that is done, 0 to 1; null: there is no load.
  *
  * @typedef {"key" | "name" | "model" | "worker" | "gpu"} Kind
- * @typedef {"ok" | "busy" | "warn" | "bad" | "idle"} Tone
  * @typedef {{ id: string, kind: Kind, title: string, words: string, note: string, tone: Tone, href: string, queued: number,
  *   load: number | null, cells: string[], tokens: number, ended: number, inFlight: number }} Node
  * @typedef {{ from: string, to: string, color: number, tokens: number, ended: number, inFlight: number }} Line
@@ -108,7 +96,7 @@ function weightsOf(lanes, by) {
 }
 
 /** @param {Worker} worker */
-const toneOf = (worker) => (isLoading(worker) || isReturning(worker) ? "busy" : (TONES[worker.state] ?? "busy"));
+const toneOf = (worker) => (isLoading(worker) || isReturning(worker) ? "busy" : toneOfState(worker.state));
 
 /** @param {Tone[]} tones */
 const worstOf = (tones) => WORST.find((tone) => tones.includes(tone)) ?? "idle";

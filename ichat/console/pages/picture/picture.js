@@ -191,7 +191,8 @@ export function Picture({ state, isTable }) {
     const graph = graphOf({ workers, models, machines, aliases }, lanes, kindsFor(width), shown.current);
     shown.current = new Set(graph.columns.flatMap((column) => column.nodes.map((node) => node.id)));
     return layoutOf(graph, width);
-  }, [workers, models, machines, aliases, width, lanes === rates.list ? rates : Math.round(now / 500)]);
+  }, [workers, models, machines, aliases, width, rates, Math.round(now / 1000)]);
+  const drawn = useMemo(() => html`<${Nodes} layout=${layout} />`, [layout]); // other events leave it as it is
   const turn = () => go("overview", [], isTable ? {} : { view: "table" });
   const actions = html`<${Button} small tone="quiet" onClick=${turn}>${isTable ? "As a picture" : "As a table"}<//>`;
   const lead = isTable
@@ -205,7 +206,7 @@ export function Picture({ state, isTable }) {
           html`<span key=${title} style=${{ left: `${x}px`, width: `${own}px` }}>${title}</span>`,
       )}</div>
       <div ref=${place} class="picture-live" style=${{ height: `${layout.height}px` }}>
-        ${!isTable && width > 0 && html`<${Nodes} layout=${layout} />`}</div>
+        ${!isTable && width > 0 && drawn}</div>
       ${rates.leftOut > 0 && html`<p class="hint">${number(rates.leftOut)} requests by further ways are not drawn.</p>`}
     </div><//>`;
 }
