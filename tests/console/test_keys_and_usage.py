@@ -2,6 +2,7 @@
 
 import csv
 import re
+import time
 
 import pytest
 from console.conftest import WORKER
@@ -147,6 +148,33 @@ def test_a_key_that_cannot_be_made(site, page):
     expect(dialog.get_by_role("alert")).to_contain_text("this is no number: many")
 
 
+def test_usage_has_a_bar_for_each_day_with_a_part_for_each_key(site, page):
+    """Hostile names of keys are texts; a chart without tokens is not drawn."""
+    hostile = "<img src=x onerror=alert(1)>\u202e" + "x" * 10_000
+    amounts = dict.fromkeys(
+        ("requests", "errors", "input_tokens", "output_tokens", "cached_tokens", "estimated_tokens", "busy_s"), 5
+    )
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+
+    def answer(route):
+        rows = [{**amounts, "cost": None, "day": today, "model": "m", "key": key} for key in ("team-a", hostile)]
+        totals = {**amounts, "cost": None}
+        route.fulfill(json={"from": f"{today}T00:00:00Z", "to": f"{today}T01:00:00Z", "by": ["day", "key"], "rows": rows,
+                            "totals": totals, "limits": [], "storage": "ok"})  # fmt: skip
+
+    page.route("**/v1/admin/usage?*", answer)
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    site.open(page, "usage?span=week")
+    bars = page.get_by_role("figure", name="Tokens by day and key")
+    expect(bars.locator("li")).to_have_count(7)
+    expect(bars.locator("li").last).to_contain_text("team-a 10")
+    expect(bars.locator("li").last.locator("i")).to_have_count(2)
+    assert all(one.bounding_box()["height"] > 50 for one in bars.locator("li").last.locator("i").all())
+    expect(bars.locator("li").first).to_contain_text("nothing")
+    assert bars.locator("img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_usage_is_grouped_as_asked_and_exported(site, page, tmp_path):
     """Who used which model how often, told apart as one likes, and the same as a file."""
     for _ in range(3):
@@ -161,6 +189,9 @@ def test_usage_is_grouped_as_asked_and_exported(site, page, tmp_path):
     expect(table).to_contain_text("alpha-0")
     page.get_by_label(re.compile("^By")).select_option("day")
     expect(table.get_by_role("columnheader", name="Day (UTC)")).to_be_visible()
+    assert page.url.endswith("#/usage?by=key%2Cmodel%2Cendpoint&time=day")
+    page.reload()
+    expect(table.get_by_role("columnheader", name="Day (UTC)")).to_be_visible()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save as CSV").click()
     saved.value.save_as(tmp_path / "usage.csv")
@@ -170,3 +201,4 @@ def test_usage_is_grouped_as_asked_and_exported(site, page, tmp_path):
     ]  # fmt: skip
     page.get_by_label("When").select_option("last_month")
     expect(table.locator("..")).to_contain_text("No requests in this time")
+    expect(page.get_by_role("figure")).to_have_count(0)

@@ -1,11 +1,11 @@
 // Usage by key, model, endpoint and time; as a table, a chart and a file.
 
 import { api, send } from "../api.js";
+import { readRoute, replace } from "../router.js";
 import { useStore } from "../store.js";
 import {
   Button,
   Card,
-  Chart,
   count,
   duration,
   Empty,
@@ -19,6 +19,9 @@ import {
   useState,
 } from "../ui.js";
 
+import { Bars, barsOf } from "./usage/bars.js";
+
+/** @import { Route } from "../router.js" */
 /** @import { Column } from "../ui/table.js" */
 
 /**
@@ -29,6 +32,7 @@ import {
  */
 
 const DAY_S = 86400;
+const TIMES_MAX = 400;
 /** @type {[string, string][]} */
 const BY = [
   ["key", "Key"],
@@ -154,16 +158,29 @@ const slice = (/** @type {number} */ from, /** @type {number} */ to) => (/** @ty
   new Date(at * 1000).toISOString().slice(from, to);
 const IN_WORDS = { hour: slice(11, 16), day: slice(5, 10), month: slice(0, 7) };
 
-/** @param {{ rows: (Row & Record<Unit, string>)[], unit: Unit }} props */
-function OverTime({ rows, unit }) {
-  const known = rows.filter((row) => Number.isFinite(timeOf(row[unit])));
-  const column = (/** @type {Amount} */ name) => known.map((row) => row[name]);
-  const times = known.map((row) => timeOf(row[unit]));
-  if (times.length < 2) return null;
-  return html`<${Chart} title=${`Tokens by ${unit}`} times=${times} series=${[
-    { title: "in", values: column("input_tokens"), color: "chart-2" },
-    { title: "out", values: column("output_tokens"), color: "chart-1", fill: true },
-  ]} timeOf=${IN_WORDS[unit]} format=${(/** @type {number} */ value) => number(value, { short: true })} />`;
+/**
+ * Return the beginnings of the hours, days or months of a time, in seconds since 1970.
+ *
+ * @param {number} from
+ * @param {number} to
+ * @param {Unit} unit
+ */
+function timesOf(from, to, unit) {
+  const found = [];
+  const next = (/** @type {number} */ at) => {
+    if (unit === "month") return monthStart(at, -1);
+    return at + (unit === "hour" ? 3600 : DAY_S);
+  };
+  for (let at = from; at < to && found.length < TIMES_MAX; at = next(at)) found.push(at);
+  return found;
+}
+
+/** @param {{ answer: Api.Usage, span: [number, number], unit: Unit }} props */
+function OverTime({ answer, span, unit }) {
+  const rows = answer.rows.map((row) => ({ ...row, at: timeOf(String(/** @type {Row} */ (row)[unit])) }));
+  if (!rows.some((row) => row.input_tokens + row.output_tokens)) return null;
+  const [bars, keys] = barsOf(rows, timesOf(...span, unit), IN_WORDS[unit]);
+  return html`<${Bars} title=${`Tokens by ${unit} and key`} bars=${bars} keys=${keys} />`;
 }
 
 /**
@@ -220,11 +237,41 @@ function Filters({ question, set, answer }) {
       }</div></div><//>`;
 }
 
-/** Usage from the ledger. */
-export default function Usage() {
-  const [question, setQuestion] = useState({ span: "month", by: ["key", "model"], time: "", key: "", model: "" });
+/** @type {Question} */
+const DEFAULT = { span: "month", by: ["key", "model"], time: "", key: "", model: "" };
+
+/**
+ * Return the question of an address; parts that make no sense are left out.
+ *
+ * @param {Record<string, string>} query
+ * @returns {Question}
+ */
+function questionOf({ span = "", by = String(DEFAULT.by), time = "", key = "", model = "" }) {
+  return {
+    span: span in SPANS ? span : DEFAULT.span,
+    by: by.split(",").filter((name) => BY.some(([one]) => one === name)),
+    time: TIMES.some(([one]) => one === time) ? time : DEFAULT.time,
+    key,
+    model,
+  };
+}
+
+/** @param {Question} question */
+function addressOf(question) {
+  const texts = Object.entries(question).map(([name, value]) => [name, String(value)]);
+  const usual = /** @type {Record<string, unknown>} */ (DEFAULT);
+  return Object.fromEntries(texts.filter(([name, value]) => value !== String(usual[name])));
+}
+
+/**
+ * Usage from the ledger. The address has the question.
+ *
+ * @param {{ params: Route }} props
+ */
+export default function Usage({ params }) {
+  const question = questionOf(params.query);
   const [answer, setAnswer] = useState(
-    /** @type {(Api.Usage & { names: string[], over: Api.Usage["rows"], unit: Unit }) | null} */ (null),
+    /** @type {(Api.Usage & { names: string[], over: Api.Usage, span: [number, number], unit: Unit }) | null} */ (null),
   );
   const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
   const [round, setRound] = useState(0);
@@ -234,16 +281,18 @@ export default function Usage() {
     const control = new AbortController();
     const ask = (/** @type {string[]} */ by) =>
       api.get(`/v1/admin/usage?${queryOf(question, by)}`, { signal: control.signal });
-    Promise.all([ask(names.length ? names : ["model"]), ask([unit])]).then(
+    const span = SPANS[question.span][1](Math.ceil(Date.now() / 1000));
+    Promise.all([ask(names.length ? names : ["model"]), ask([unit, "key"])]).then(
       ([table, over]) => {
-        setAnswer({ ...table, names: names.length ? names : ["model"], over: over.rows, unit });
+        setAnswer({ ...table, names: names.length ? names : ["model"], over, span, unit });
         setFailure(null);
       },
       (error) => error.name !== "AbortError" && setFailure(error),
     );
     return () => control.abort();
   }, [JSON.stringify(question), round]);
-  const set = (/** @type {Partial<Question>} */ change) => setQuestion((before) => ({ ...before, ...change }));
+  const set = (/** @type {Partial<Question>} */ change) =>
+    replace("usage", [], addressOf({ ...questionOf(readRoute().query), ...change }));
   const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Read again<//>
     <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>Save as CSV<//>`;
   return html`<${Page} title="Usage" actions=${actions}
@@ -259,7 +308,7 @@ export default function Usage() {
     ${
       answer &&
       html`<${Totals} totals=${answer.totals} />
-      <${OverTime} rows=${answer.over} unit=${answer.unit} />
+      <${OverTime} answer=${answer.over} span=${answer.span} unit=${answer.unit} />
       <${Card} flush><${Table} key=${answer.names.join()} label="Usage" rows=${answer.rows}
         columns=${columnsOf(answer.names, answer.totals.cost !== null)}
         sort=${question.time ? `-${question.time}` : "-output_tokens"}
