@@ -32,7 +32,7 @@ POLL_S, SERVING_POLL_S, ENDING_POLL_S = 2.0, 10.0, 0.5
 """How often Ray is asked about a job: before it is claimed, while heartbeats report its worker, and at its end."""
 CODE_MORE_S = 60.0
 """How much longer than the longest wait for a place an order's code can be used."""
-REPORT_S = 12.0
+REPORT_S = 15.0
 """How long a guard may need beyond the end of its worker: it reports the end to the gateway."""
 LAST_LINES = 50
 """The lines of a job's output that are read if its guard has not reported its end."""

@@ -75,6 +75,8 @@ class RayLauncher:
         self.orders = orders
         self._directory = directory
         self._owner = ""
+        self._reading_owner = trio.Lock()
+        """Held while the owner is read, so that launches at the same moment have the same."""
         self._package = ""
         self._address = ""
         """How the nodes reach the gateway, by the newest launch."""
@@ -197,8 +199,8 @@ class RayLauncher:
         return self._reading
 
     async def _know_owner(self) -> None:
-        if not self._owner:
-            self._owner = await trio.to_thread.run_sync(keep_owner, self._directory)
+        async with self._reading_owner:
+            self._owner = self._owner or await trio.to_thread.run_sync(keep_owner, self._directory)
 
 
 @attrs.frozen

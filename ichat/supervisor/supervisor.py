@@ -231,7 +231,8 @@ class Supervisor:
             if spec is None:
                 self._remove_soon(worker, 0.0)
             elif spec.on_gateway_exit == "keep" or process.may_stay:
-                log.info("worker %s (process %d) has outlived its gateway: adopted", one.worker_id, one.pid)
+                where = f"process {one.pid}" if one.pid else f"launch {one.launch}"
+                log.info("worker %s (%s) has outlived its gateway: adopted", one.worker_id, where)
             else:
                 log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)
                 worker.restart(spec)  # which makes it cold if it is loaded on demand
