@@ -101,6 +101,11 @@ def test_a_search_has_an_address_and_leads_to_the_lines_around(open_log, page):
     expect(page.get_by_role("status").filter(has_text="found")).to_contain_text("3 found")
     assert page.url.endswith("?tab=log&find=NEEDLE")
     assert {one["text"] for one in kept.asked} == {"NEEDLE"}
+    page.evaluate("location.hash = location.hash.replace('NEEDLE', 'hay 3')")
+    expect(page.get_by_label("Find lines")).to_have_value("hay 3")
+    expect(page.get_by_role("status").filter(has_text="found")).to_contain_text("1 found")
+    page.go_back()
+    expect(page.get_by_label("Find lines")).to_have_value("NEEDLE")
     page.reload()
     expect(log).to_contain_text("needle 1")
     log.locator("a.at").nth(1).click()

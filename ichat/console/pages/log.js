@@ -50,10 +50,20 @@ function Newest({ id, place: [page, ...rest], query }) {
   const [older, readOlder] = useOlder(id, lines, asked);
   const look = (/** @type {Record<string, string>} */ changes) =>
     replace(page, rest, changed(readRoute().query, changes));
+  const sent = useRef(find);
   useEffect(() => {
-    const timer = setTimeout(() => text !== find && look({ find: text }), TYPED_MS);
+    if (find === sent.current) return; // else the address was changed elsewhere
+    sent.current = find;
+    setText(find);
+  }, [find]);
+  useEffect(() => {
+    const timer = setTimeout(() => {
+      if (text === sent.current) return;
+      sent.current = text;
+      look({ find: text });
+    }, TYPED_MS);
     return () => clearTimeout(timer);
-  }, [text, find]);
+  }, [text]);
   const hasLines = lines.length > 0 || status === "ended";
   const isNew = older.before === "" && !older.isBusy && !older.error;
   useEffect(() => {
@@ -86,7 +96,7 @@ function Newest({ id, place: [page, ...rest], query }) {
     <${Box} lines=${[...older.lines, ...(isHoled ? [HOLE] : []), ...found]} sticks=${true}
       hrefAt=${(/** @type {string} */ at) => hrefOf(page, rest, changed(query, { at, find: "", run: "" }))}
       onTop=${hasMore && !find && older.lines.length > 0 && !older.isBusy ? readOlder : null}
-      top=${html`<span>${top}</span>${
+      top=${html`${top && html`<span>${top}</span>`}${
         hasMore && older.lines.length < KEPT_MAX && (lines.length > 0 || find)
           ? html` <${Button} small onClick=${readOlder} disabled=${older.isBusy}>Older lines<//>`
           : ""

@@ -135,6 +135,11 @@ function whatNext({ managed, origin }) {
     <code>./ichat.pyz reload --restart-failed</code> starts all that have failed.`;
 }
 
+const WITHOUT_PROCESS = new Set(["stopped", "cold", "failed"]);
+
+/** @param {{ values: (number | null)[] }[]} series */
+const hasValues = (series) => series.some(({ values }) => values.some((value) => (value ?? null) !== null));
+
 /** @param {{ worker: Details, query: Record<string, string> }} props */
 function Now({ worker, query }) {
   const history = useStore((all) => all.history);
@@ -173,12 +178,16 @@ function Now({ worker, query }) {
       <${Card} title="What it is"><${Facts} facts=${facts} /><//>
       <${LastEnd} worker=${worker} />`;
   }
+  const hasProcess = !WITHOUT_PROCESS.has(worker.state);
   return html`<div class="grid two">
-      <${Chart} ...${shared} title="Requests in flight" series=${series.load} />
-      <${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
-        format=${(/** @type {number} */ value) => `${Math.round(value * 100)} %`} />
+      ${hasValues(series.load) && html`<${Chart} ...${shared} title="Requests in flight" series=${series.load} />`}
+      ${
+        hasValues(series.cache) &&
+        html`<${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
+        format=${(/** @type {number} */ value) => `${Math.round(value * 100)} %`} />`
+      }
     </div>
-    <div class="grid two"><${Card} title="Load"><${Facts} facts=${load} /><//>
+    <div class="grid two">${hasProcess && html`<${Card} title="Load"><${Facts} facts=${load} /><//>`}
       <${Card} title="What it is"><${Facts} facts=${facts} /><//></div>
     ${worker.last_load && html`<${LoadStory} worker=${worker} />`}
     <${LastEnd} worker=${worker} />`;

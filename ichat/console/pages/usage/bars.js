@@ -4,7 +4,7 @@ import { html, number } from "../../ui.js";
 
 /** @typedef {{ at: number, title: string, parts: { key: string, tokens: number }[], tokens: number }} Bar */
 
-/** Keys that have a colour of their own; the others share one. */
+/** The colours of the keys with most tokens; all other keys share the last colour. */
 const COLORS = ["chart-1", "chart-2", "chart-3", "chart-4", "chart-5"];
 const OTHERS = "others";
 const NO_KEY = "no key";
