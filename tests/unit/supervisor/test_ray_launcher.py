@@ -1,5 +1,7 @@
 """The launcher of workers on Ray: its owner, and the launches that it finds."""
 
+import time
+
 import trio
 
 from ichat.config import load as configuration
@@ -43,9 +45,24 @@ def launcher_of(path, ray):
     return RayLauncher(ray, str(path), OrderStore(str(path / "orders.json"), Orders(), fleet, CONFIG))
 
 
+class SlowDirectory:
+    """A directory whose use lasts a moment, and that counts how many threads use it at once."""
+
+    def __init__(self, path):
+        self._path, self.users, self.most = path, 0, 0
+
+    def __fspath__(self):
+        self.users += 1
+        self.most = max(self.most, self.users)
+        time.sleep(0.02)
+        self.users -= 1
+        return str(self._path)
+
+
 async def test_launches_at_the_same_moment_have_the_same_owner(tmp_path):
-    """The first ones of a state directory as well: the job is known by this name later."""
-    launcher, made = launcher_of(tmp_path, Ray([])), list[RayLaunch]()
+    """A single thread makes it, also for the first launches of a state directory: jobs are known by it later."""
+    directory, made = SlowDirectory(tmp_path), list[RayLaunch]()
+    launcher = RayLauncher(Ray([]), directory, launcher_of(tmp_path, Ray([])).orders)
 
     async def start(number):
         made.append(await launcher.start(Order(f"m-{number}", number, SPEC, CONFIG)))
@@ -55,6 +72,7 @@ async def test_launches_at_the_same_moment_have_the_same_owner(tmp_path):
             nursery.start_soon(start, number)
     (owner,) = {one.identity.partition("-")[0] for one in made}
     assert (tmp_path / "owner").read_text().strip() == owner
+    assert directory.most == 1
 
 
 async def find(path, status):
