@@ -47,6 +47,10 @@ class LaunchMemory(Protocol):
         """Return the number of a new launch, higher than all before it."""
         ...
 
+    def objections_to(self, spec: ManagedWorkerConfig) -> Sequence[str]:
+        """Return why a worker must not be started now, each in a sentence."""
+        ...
+
 
 @attrs.define(eq=False)
 class SupervisorContext:

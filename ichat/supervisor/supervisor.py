@@ -267,8 +267,7 @@ class Supervisor:
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
-        problems = await self.objections_to(spec)
-        if problems:
+        if problems := await self.objections_to(spec):
             raise ApiError(409, "cannot_start", " ".join(problems))
         if self._nursery is None or self._is_stopping:
             raise errors.draining()

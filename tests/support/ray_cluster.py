@@ -24,7 +24,9 @@ import psutil
 
 ROOT = pathlib.Path(__file__).parents[2]
 RAY = ROOT / ".build/ray/bin/ray"
-START_S = 120
+START_S = 240
+ATTEMPTS = 3
+"""On a busy machine Ray gives itself up while it starts."""
 END_S = 30
 STORE_BYTES = 80 << 20
 PORTS = range(15000, 30000)
@@ -50,6 +52,13 @@ class RayCluster:
         """Of the dashboard, and that of all nodes."""
 
     def __enter__(self):
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(RuntimeError):
+                return self._start()
+        return self._start()
+
+    def _start(self):
+        """Start it. Raises RuntimeError, with the end of its log."""
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="rc"))  # short: Ray's sockets have long names below it
         self._log = (self.directory / "cluster.log").open("wb")
         more = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}

@@ -150,7 +150,8 @@ function ModelList({ models, ask }) {
 /** How many of a model's copies are ready, of how many. */
 function copiesOf(/** @type {Model} */ { copies }) {
   if (!copies) return html`<span class="muted">–</span>`;
-  return html`${copies.ready} / ${copies.wanted}${copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : ""}`;
+  const starting = copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : "";
+  return html`${copies.ready} / ${copies.wanted}${starting}`;
 }
 
 /**
