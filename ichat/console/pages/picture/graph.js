@@ -1,9 +1,9 @@
 // The picture's graph: keys, names, models, workers and GPUs as nodes, and the lines between them. Pure functions.
 
 import { hrefOf } from "../../router.js";
-import { toneOfState } from "../../ui/basics.js";
-import { bytes, count, number, percent } from "../../ui/format.js";
-import { comingOf, elapsedOf, expectedOf, isLoading, isReturning, loadWords, stateWords } from "../states.js";
+import { count, number } from "../../ui/format.js";
+import { isLoading } from "../states.js";
+import { cut, faceOf, faceOfGpu, faceOfWorkers, natural, OTHERS, worstOf } from "./faces.js";
 
 /** @import { Machine, Model, State, Worker } from "../../store.js" */
 /** @import { Tone } from "../../ui/basics.js" */
@@ -11,18 +11,13 @@ import { comingOf, elapsedOf, expectedOf, isLoading, isReturning, loadWords, sta
 
 /** The most nodes of a column: the less busy things share a node then. */
 export const ROWS_MAX = 12;
-const OTHERS = "\u0000others";
 const EXTERNAL = "external:";
-const WORDS_MAX = 80;
 /** @type {Kind[]} */
 export const KINDS = ["key", "name", "model", "worker", "gpu"];
 /** Which columns stay where there is no room for all, the most important first. @type {Kind[]} */
 const BY_WORTH = ["model", "worker", "name", "gpu", "key"];
 /** @type {Record<Kind, string>} */
 export const TITLES = { key: "Keys", name: "Names", model: "Models", worker: "Workers", gpu: "GPUs" };
-/** The worst first: a group has the tone of its worst member. @type {Tone[]} */
-const WORST = ["bad", "warn", "busy", "ok", "idle"];
-
 /**
  * `cells`: the members of a group, by their tones, or a machine's GPUs by how busy they are (`use-0` to `use-4`).
  * `words`: the title for a screen reader, if that needs more words; `ended`: requests a second.
@@ -35,8 +30,6 @@ const WORST = ["bad", "warn", "busy", "ok", "idle"];
  * @typedef {{ columns: { kind: Kind, title: string, nodes: Node[] }[], lines: Line[] }} Graph
  * @typedef {Pick<State, "workers" | "models" | "machines" | "aliases">} Cluster
  */
-
-const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 /**
  * Return the kinds of nodes that have room in a width, in pixels.
@@ -95,26 +88,6 @@ function weightsOf(lanes, by) {
   return found;
 }
 
-/** @param {Worker} worker */
-const toneOf = (worker) => (isLoading(worker) || isReturning(worker) ? "busy" : toneOfState(worker.state));
-
-/** @param {Tone[]} tones */
-const worstOf = (tones) => WORST.find((tone) => tones.includes(tone)) ?? "idle";
-
-/** @param {Worker} worker */
-function loadOf(worker) {
-  if (!isLoading(worker)) return null;
-  const expected = expectedOf(worker);
-  return expected ? Math.min(0.97, (elapsedOf(worker) ?? 0) / expected) : 0.1;
-}
-
-/**
- * Return a text cut to a length that can be read out.
- *
- * @param {string} text
- */
-export const cut = (text) => (text.length > WORDS_MAX ? `${text.slice(0, WORDS_MAX)}…` : text);
-
 const tokensText = (/** @type {number} */ value) =>
   value >= 0.05 ? `${number(value >= 10 ? Math.round(value) : value, { short: true })} tokens/s` : "";
 
@@ -161,60 +134,6 @@ const newNode = (kind, id, more) => ({
   inFlight: 0,
   ...more,
 });
-
-/**
- * Return the contents of a model's node.
- *
- * @param {Model} model
- * @param {Worker[]} workers
- * @returns {Partial<Node>}
- */
-function faceOf(model, workers) {
-  const coming = model.workers ? undefined : comingOf(workers, model.id);
-  const waits = model.queued ? `${number(model.queued)} ${model.queued === 1 ? "waits" : "wait"}` : "";
-  const works = model.in_flight ? `${number(model.in_flight)} in flight` : "";
-  const face = { title: model.id, queued: model.queued, href: hrefOf("models", [], { find: model.id }) };
-  const said = (/** @type {string} */ first) => [waits, first].filter(Boolean).join(" · ");
-  if (model.workers) return { ...face, tone: "ok", note: said(works) || "ready" };
-  if (coming && isLoading(coming))
-    return { ...face, tone: "busy", note: said(loadWords(coming)), load: loadOf(coming) };
-  if (coming) return { ...face, tone: "warn", note: said(stateWords(coming) || coming.state) };
-  if (model.loaded === false) return { ...face, tone: "idle", note: said("on demand") };
-  return { ...face, tone: "bad", note: said("not served") };
-}
-
-/**
- * Return the contents of the node of a worker, or of several.
- *
- * @param {Worker[]} members
- * @param {string} model
- * @returns {Partial<Node>}
- */
-function faceOfWorkers(members, model) {
-  const inFlight = members.reduce((sum, one) => sum + one.in_flight, 0);
-  const works = inFlight ? `${number(inFlight)} in flight` : "";
-  if (members.length === 1) {
-    const [worker] = members;
-    const note = worker.state === "ready" ? works || "ready" : stateWords(worker) || worker.state;
-    const href = hrefOf("workers", [worker.worker_id]);
-    return { title: worker.worker_id, tone: toneOf(worker), note, load: loadOf(worker), href };
-  }
-  const sorted = [...members].sort((one, other) => natural(one.worker_id, other.worker_id));
-  const cells = sorted.map(toneOf);
-  const sum = (/** @type {string} */ word, /** @type {Tone[]} */ ...tones) => {
-    const found = cells.filter((tone) => tones.includes(tone)).length;
-    return found ? `${number(found)} ${word}` : "";
-  };
-  const parts = [works, sum("down", "bad", "warn"), sum("loading", "busy")].filter(Boolean);
-  const note = parts.join(" · ") || sum("ready", "ok") || sum("on demand", "idle");
-  const href = hrefOf("workers", [], model ? { find: model } : {});
-  const title = count(members.length, "worker");
-  return { title, words: model && `${title} of ${cut(model)}`, tone: worstOf(cells), note, cells, href };
-}
-
-/** @param {number | null | undefined} use */
-const useClass = (use) =>
-  use === null || use === undefined ? "use-0" : `use-${Math.min(4, Math.ceil(Math.max(0, use) * 4))}`;
 
 /**
  * Return the GPUs as {machine, gpu} pairs.
@@ -412,29 +331,6 @@ export function graphOf({ workers, models, machines, aliases }, lanes, kinds = K
         return { ...line, color: colors.get(first) ?? 0 };
       }),
   };
-}
-
-/**
- * @param {{ machine: Machine, gpu: NonNullable<Machine["gpus"]>[number] }} of
- * @param {boolean} isByMachine
- * @param {(id: string) => string} seat
- * @param {Machine[]} machines
- * @returns {Partial<Node>}
- */
-function faceOfGpu({ machine, gpu }, isByMachine, seat, machines) {
-  const href = hrefOf("machines");
-  if (!isByMachine) {
-    const note = gpu.failure
-      ? "does not answer"
-      : [gpu.use !== null && percent(gpu.use), bytes(gpu.memory_used_bytes)].filter(Boolean).join(" · ");
-    const tone = gpu.failure ? "bad" : gpu.held_by.length ? "ok" : "idle";
-    return { title: `${machine.name} · ${gpu.index}`, note, tone, href };
-  }
-  const own = machines.filter((one) => one.gpus?.length && seat(one.id) === seat(machine.id));
-  const cells = own.flatMap((one) => (one.gpus ?? []).map((each) => (each.failure ? "bad" : useClass(each.use))));
-  const title = seat(machine.id).endsWith(OTHERS) ? count(own.length, "other machine") : machine.name;
-  const note = count(cells.length, "GPU");
-  return { title, note, tone: cells.includes("bad") ? "bad" : "ok", cells, href };
 }
 
 /**

@@ -13,7 +13,8 @@ import {
   useRef,
   useState,
 } from "../../ui.js";
-import { cut, graphOf, kindsFor, wordsOf } from "./graph.js";
+import { cut } from "./faces.js";
+import { graphOf, kindsFor, wordsOf } from "./graph.js";
 import { lanesAt } from "./lanes.js";
 import { layoutOf, neighbourOf, wayOf } from "./layout.js";
 import { paintDots, paintLines, streamsOf } from "./paint.js";
