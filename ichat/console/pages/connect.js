@@ -56,9 +56,12 @@ export function Connect({ model, onClose }) {
   return html`<${Dialog} wide stays=${Boolean(secret)} title=${`Connect a client to ${model}`} onClose=${onClose}
       actions=${html`<button type="button" class="button" onClick=${onClose}>${secret ? "Done" : "Close"}</button>`}>
     <${Tabs} label="Client" tabs=${recipes} current=${recipe.name} onSelect=${setClient} />
-    ${isPattern(model) && html`<p class="hint">
+    ${
+      isPattern(model) &&
+      html`<p class="hint">
       Every name that fits ${model} is answered: write it in place of NAME.
-    </p>`}
+    </p>`
+    }
     <p class="hint">${recipe.where}:</p>
     <div data-recipe=${recipe.name}><${Code} text=${recipe.text} /></div>
     ${recipe.notes.map((note) => html`<p key=${note} class="hint">${note}</p>`)}

@@ -24,8 +24,8 @@ export const TITLES = { key: "Keys", name: "Names", model: "Models", worker: "Wo
  * `load`: the share of a load that is done, 0 to 1; null: there is no load.
  *
  * @typedef {"key" | "name" | "model" | "worker" | "gpu"} Kind
- * @typedef {{ id: string, kind: Kind, title: string, words: string, note: string, tone: Tone, href: string, queued: number,
- *   load: number | null, cells: string[], tokens: number, ended: number, inFlight: number }} Node
+ * @typedef {{ id: string, kind: Kind, title: string, words: string, note: string, tone: Tone, href: string,
+ *   queued: number, load: number | null, cells: string[], tokens: number, ended: number, inFlight: number }} Node
  * @typedef {{ from: string, to: string, color: number, tokens: number, ended: number, inFlight: number }} Line
  * @typedef {{ columns: { kind: Kind, title: string, nodes: Node[] }[], lines: Line[] }} Graph
  * @typedef {Pick<State, "workers" | "models" | "machines" | "aliases">} Cluster
@@ -334,8 +334,8 @@ export function graphOf({ workers, models, machines, aliases }, lanes, kinds = K
 }
 
 /**
- * Return columns with an order of nodes that has few crossings, which traffic does not change: models, keys and machines by
- * their names, names, workers and single GPUs by the models that they belong to.
+ * Return columns with an order of nodes that has few crossings, which traffic does not change: models, keys and
+ * machines by their names, names, workers and single GPUs by the models that they belong to.
  *
  * @param {Graph["columns"]} columns
  * @param {Pick<Line, "from" | "to">[]} lines

@@ -134,12 +134,13 @@ function NodeView({ node, isStop, isPale, choose }) {
   const { id, kind, title, note, tone, cells, load, x, y, width, height } = node;
   const place = { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${height}px` };
   const isGroup = cells.length > 0;
+  const hasTone = !isGroup && kind !== "key" && kind !== "name";
   return html`<li style=${place} class=${`node ${tone} ${isPale ? "pale" : ""}`}>
     <a href=${node.href} data-node=${id} tabindex=${isStop ? 0 : -1} aria-label=${wordsOf(node)} title=${cut(title)}
       onFocus=${() => choose(id)} onBlur=${() => choose(null)} onMouseEnter=${() => choose(id)}
       onMouseLeave=${() => choose(null)}>
       ${load !== null && html`<i class="node-load" style=${{ width: `${Math.round(load * 100)}%` }}></i>`}
-      <b>${!isGroup && kind !== "key" && kind !== "name" && html`<i class=${`dot ${tone}`}></i>`}<bdi>${title}</bdi></b>${" "}
+      <b>${hasTone && html`<i class=${`dot ${tone}`}></i>`}<bdi>${title}</bdi></b>${" "}
       <span><bdi>${note}</bdi></span>
       ${isGroup && html`<span class="cells">${cells.map((cell, at) => html`<i key=${at} class=${cell}></i>`)}</span>`}
     </a></li>`;

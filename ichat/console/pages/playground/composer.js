@@ -100,8 +100,8 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
     setOver(true);
   };
   const rows = Math.min(LINES_MAX, Math.max(2, draft.text.split("\n").length));
-  return html`<div class="composer-place"><div class=${`composer ${isOver ? "over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)}
-    onDrop=${drop}>
+  return html`<div class="composer-place"><div class=${`composer ${isOver ? "over" : ""}`}
+      onDragOver=${over} onDragLeave=${() => setOver(false)} onDrop=${drop}>
     <${Pictures} pictures=${draft.pictures}
       onRemove=${(/** @type {number} */ gone) =>
         onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />

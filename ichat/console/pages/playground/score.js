@@ -50,7 +50,7 @@ export function scoreOf(pair, now) {
 }
 
 /**
- * Return the answer that is better in more lines: -1: the left answer, 1: the right answer, 0: neither, or not known yet.
+ * Return which answer is better in more lines: -1: the left, 1: the right, 0: neither, or not known yet.
  *
  * An answer that failed has lost against an answer that has not.
  *
