@@ -32,7 +32,7 @@ const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {
  * @property {Machine[]} machines
  * @property {Alias[]} aliases
  * @property {Api.History} history the last hour, oldest sample first
- * @property {import("./pages/picture/lanes.js").Rates} lanes the requests of the last seconds, by key, name, model, worker
+ * @property {import("./pages/picture/lanes.js").Rates} lanes the rates of the last seconds, by lane
  * @property {string} usageStorage `ok`, or why usage cannot be kept
  * @property {number} begun counts the streams that have begun: answers from before the last stream may be old
  * @property {number} keysVersion counts changes of keys, so that a page that shows them asks again

@@ -202,7 +202,7 @@ def test_a_worker_that_is_kept_is_taken_over(gateway):
     family = program.descendants()
     assert program.ask_by("DELETE", "/v1/admin/workers/m-0?drain_s=0")[0] == 200
     assert not alive(family)
-    assert program.state("m-0") is None
+    assert program.state("m-0") == "stopped"
 
 
 def test_a_kept_worker_that_changed_is_started_anew(gateway):
@@ -485,7 +485,7 @@ def test_delete_goes_on_without_its_client(gateway, tmp_path):
             sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=600 HTTP/1.1\r\nhost: localhost\r\n" + own)
             program.until(lambda: program.state("m-0") == "draining")
         (tmp_path / "go").touch()
-        program.until(lambda: program.state("m-0") is None)
+        program.until(lambda: program.state("m-0") == "stopped")
 
 
 def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):

@@ -111,7 +111,7 @@ def test_top_follows_keys_events_and_sizes(gateway, terminal):
     top.type("w")
     top.until(has("m-0"))
     program.ask_by("DELETE", "/v1/admin/workers/m-0?drain_s=0")
-    top.until(lambda lines: "workers: none" in lines[0])
+    top.until(lambda lines: "1 stopped" in lines[0])
     top.type("q")
     assert top.end() == 0
     assert top.text.endswith("\x1b[?25h\x1b[?1049l")

@@ -24,7 +24,7 @@ class Disk:
 async def test_a_launch_elsewhere_waits_until_the_state_can_be_written(autojump_clock):
     """The next gateway would not know it, and would launch it again; a worker here is found by its processes."""
     disk = Disk()
-    memory = WorkerMemory(disk, Fleet({}, trio.current_time, 8), {}, lambda: "", ReplicaNumbers())
+    memory = WorkerMemory(disk, Fleet({}, trio.current_time, 8), {}, lambda: "", ReplicaNumbers(), stopped=list)
     here, there = (ManagedWorkerConfig("m", "/m", on=on) for on in ("here", "ray"))
     for disk.is_full in (False, True, False):
         await memory.save()

@@ -1,4 +1,4 @@
-// What the picture's nodes of models, workers and GPUs show. Pure functions.
+// The contents of the picture's nodes of models, workers and GPUs. Pure functions.
 
 import { hrefOf } from "../../router.js";
 import { toneOfState } from "../../ui/basics.js";
