@@ -88,21 +88,21 @@ class Gateway:
         }
         """The answers to workers, by the routes."""
         self.in_flight = RequestsInFlight()
-        self.lanes = LaneMeter(self.in_flight)
         self.finished = finished
         heartbeats.used_late.add(context.late_usage.settle)
         context.late_usage.used.add(self._count_late)
         self._control = control
-        self._sinks: Sequence[RecordSink] = [
+        sinks: list[RecordSink] = [
             metrics,
             *([ledger] if ledger.enabled else ()),
             context.quotas,
             *([tracing] if tracing.sends_spans else ()),
             *([access] if access.enabled else ()),
             finished,
-            self.lanes,
         ]
+        self._sinks: Sequence[RecordSink] = sinks
         """Each of them gets the record of each request when the request has ended."""
+        self.lanes = LaneMeter(self.in_flight, sinks)
         self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {
             "response": self._answer_response,
             "preflight": self._answer_preflight,

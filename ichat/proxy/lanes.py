@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 import trio
 
-from ichat.observability.request_record import RequestRecord
+from ichat.observability.request_record import RecordSink, RequestRecord
 from ichat.protocol.messages import Count
 from ichat.proxy.requests_in_flight import InFlight, RequestsInFlight
 
@@ -54,12 +54,14 @@ class Lanes:
 
 
 class LaneMeter:
-    """Counts the lanes between two readings. It is a `RecordSink`."""
+    """Counts the lanes between two readings. While an operator looks, it is a `RecordSink`."""
 
-    def __init__(self, requests: RequestsInFlight) -> None:
+    def __init__(self, requests: RequestsInFlight, sinks: list[RecordSink]) -> None:
+        """`sinks` get the record of each request that ends; the meter is among them while an operator looks."""
         self._requests = requests
+        self._sinks = sinks
         self._read_at: float | None = None
-        """None: no operator looks, and nothing is counted."""
+        """None: no operator looks."""
         self._sums: dict[tuple[str, str, str, str], list[int]] = {}
         """In flight, ended, and tokens, by key, name, model and worker."""
         self._left_out = 0
@@ -71,14 +73,14 @@ class LaneMeter:
 
     def stop(self) -> None:
         """Count no more until the next reading."""
+        if self._read_at is not None:
+            self._sinks.remove(self)
         self._read_at, self._left_out = None, 0
         self._sums.clear()
         self._counted.clear()
 
     def ended(self, record: RequestRecord) -> None:
         """Count a request that has ended; see `RecordSink`."""
-        if self._read_at is None:
-            return
         known = self._counted.pop(record.own_id, 0)
         if not record.worker or not record.is_counted:
             return
@@ -89,6 +91,8 @@ class LaneMeter:
         """Return the lanes since the reading before; the first begins to count."""
         now = trio.current_time()
         before, self._read_at = self._read_at, now
+        if before is None:
+            self._sinks.append(self)
         for number, one in enumerate(list(itertools.islice(self._requests.requests, LOOKED_AT_MAX)), start=1):
             if one in self._requests.requests:
                 self._look_at(one, now, before)

@@ -17,7 +17,7 @@ NEVER = RaySubmission("never", "sleep 300", gpus=5)
 
 @pytest.fixture
 def api(cluster):
-    return RayApi(cluster.address)
+    return RayApi(cluster.address, ask_s=LIMIT_S)
 
 
 @pytest.fixture

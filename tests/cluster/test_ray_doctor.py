@@ -74,7 +74,7 @@ on = "ray"
 gpus = 1
 labels = {{ zone = "b" }}
 """
-    config, api = configuration.parse(text, "test.toml"), RayApi(cluster.address)
+    config, api = configuration.parse(text, "test.toml"), RayApi(cluster.address, ask_s=60)
     nodes = [node for node in await api.nodes() if node.is_alive]
     found = await find_from_within(config, api, nodes)
     assert {(one.level, one.sentence.partition(":")[0]) for one in found} == {

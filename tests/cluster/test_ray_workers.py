@@ -68,7 +68,7 @@ class Site:
         with urllib.request.urlopen(f"{self._cluster.address}/api/jobs/", timeout=LIMIT_S) as answer:
             found = json.load(answer)
         owner = self.owner()
-        return {job["submission_id"]: job for job in found if job["metadata"].get("ichat.owner") == owner}
+        return {job["submission_id"]: job for job in found if (job["metadata"] or {}).get("ichat.owner") == owner}
 
     def owner(self):
         return self.directory().joinpath("owner").read_text().strip()
@@ -204,7 +204,8 @@ def test_a_code_is_dead_after_its_launch(site):
     site.begin("gpus = 4\nreplicas = 3")
     site.program.until(lambda: sorted(map(site.program.state, IDS)) == ["pending", "ready", "ready"], START_S)
     (waiting,) = (one for one in IDS if site.program.state(one) == "pending")
-    assert "4 GPUs are wanted on a node, and at most 0 are free on any" in json.dumps(site.worker(waiting))
+    why = "4 GPUs are wanted on a node, and at most 0 are free on any"
+    site.program.until(lambda: why in json.dumps(site.worker(waiting)), START_S)  # Ray tells some seconds late
     assert site.program.ask_by("DELETE", f"/v1/admin/workers/{waiting}", None, START_S)[0] == 200
     (job,) = (name for name, one in site.jobs().items() if one["status"] == "PENDING")
     assert waiting in job

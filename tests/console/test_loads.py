@@ -105,7 +105,7 @@ def test_a_worker_that_ends_in_order_to_be_started_again_is_nothing_wrong(loadin
 
 
 def test_the_page_of_a_loading_worker_is_its_load(loading, page):
-    """Each phase with its seconds beside those of the last time, and the log; the charts come when it is ready."""
+    """Each phase with its seconds beside those of the last time, and the log; the charts come with its first figures."""
     loading("workers/tiny-0")
     rows = page.get_by_role("table", name="Phases").locator("tbody tr")
     expect(rows).to_have_count(2)
@@ -117,6 +117,10 @@ def test_the_page_of_a_loading_worker_is_its_load(loading, page):
     expect(page.locator(".log")).to_be_visible()
     done = {**LOAD, "elapsed_s": 61.0}
     page.evaluate("one => window.tell('workers', { changed: [one], gone: [] })", worker("tiny-0", last_load=done))
+    expect(page.locator(".card", has_text="Its last load")).to_be_visible()
+    expect(page.locator(".chart")).to_have_count(0)  # there is nothing to draw yet
+    sample = {"at": 2e9, "models": {}, "workers": {"tiny-0": {"in_flight": 1, "kv_use": 0.5}}}
+    page.evaluate("one => window.tell('sample', one)", sample)
     expect(page.locator(".chart")).to_have_count(2)
     expect(page.locator(".card", has_text="Its last load")).to_contain_text("61 s in all, last time 15 min.")
     page.get_by_role("tab", name="Log").click()

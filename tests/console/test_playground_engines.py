@@ -100,6 +100,7 @@ def test_stop_reaches_the_engine(chats, page):
 def test_a_picture(vision, page):
     """The model takes it and answers."""
     visit(page, vision, "playground?model=tiny")
+    page.locator(".settings-card summary").click()
     page.get_by_label("Tokens at most").fill("8")
     page.get_by_label("Pictures", exact=True).set_input_files(
         {"name": "red.png", "mimeType": "image/png", "buffer": picture()}

@@ -34,7 +34,7 @@ class OnRay(Deployment):
         with urllib.request.urlopen(f"{self.address}/api/jobs/", timeout=LIMIT_S) as answer:
             found = json.load(answer)
         owner = (self.directory / "state/owner").read_text().strip()
-        return [job["status"] for job in found if job["metadata"].get("ichat.owner") == owner]
+        return [job["status"] for job in found if (job["metadata"] or {}).get("ichat.owner") == owner]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -224,7 +224,17 @@ async def overview(fleet):
     context, monitor = SimpleNamespace(balancer=balancer, aliases=Aliases({})), MachineMonitor(SimpleNamespace(pids={}))
     requests = RequestsInFlight()
     return Overview(
-        fleet.table, fleet.directory, context, monitor, history, requests, LaneMeter(requests), "g", 0.0, Starts(""), []
+        fleet.table,
+        fleet.directory,
+        context,
+        monitor,
+        history,
+        requests,
+        LaneMeter(requests, []),
+        "g",
+        0.0,
+        Starts(""),
+        [],
     )
 
 

@@ -33,8 +33,13 @@ def requests():
 
 
 @pytest.fixture
-def meter(requests):
-    return LaneMeter(requests)
+def sinks():
+    return []
+
+
+@pytest.fixture
+def meter(requests, sinks):
+    return LaneMeter(requests, sinks)
 
 
 async def tokens_of(meter):
@@ -69,12 +74,17 @@ async def test_the_past_of_a_stream_is_not_of_the_first_second(requests, meter):
     assert await tokens_of(meter) == 1
 
 
-async def test_nothing_is_counted_while_no_operator_looks(meter):
-    """Neither before the first reading, nor after the last."""
-    meter.ended(record(usage=UsedTokens(5, 12)))
-    assert (await meter.read()).lanes == []
-    meter.ended(record(usage=UsedTokens(5, 12)))
-    meter.stop()
+async def test_the_meter_gets_records_only_while_an_operator_looks(meter, sinks):
+    """Neither before the first reading, nor after the last; it keeps nothing from then on."""
+    assert sinks == []
+    for _ in range(2):
+        await meter.read()
+        await meter.read()
+        assert sinks == [meter]
+        meter.ended(record(usage=UsedTokens(5, 12)))
+        meter.stop()
+        meter.stop()
+        assert sinks == []
     assert (await meter.read()).lanes == []
 
 
