@@ -214,7 +214,8 @@ class RayLaunch:
             seconds = f"{self._order.config.ray.pending_s:g} s"
             end = WorkerEnd(f"had no place on Ray within {seconds}", time.time(), cause=self.waits_for)
             await self._finish(end)
-        self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
+        if self._poll_s != ENDING_POLL_S:
+            self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
 
     async def _admit(self, remote: RemoteOrder, node_id: str) -> None:
         """Let the job's node fetch the order, and no other machine."""

@@ -258,6 +258,18 @@ async def test_a_worker_ends_by_itself_first(autojump_clock, launch, cluster, nu
     assert "stop" not in cluster.api.calls
 
 
+async def test_an_end_without_a_report_is_seen_at_once(autojump_clock, launch, cluster, nursery):
+    """A gateway that ends hears no reports: Ray is asked often."""
+    await trio.sleep(5)
+    cluster.fetch()
+    await trio.sleep(20)
+    nursery.start_soon(launch.end, 6, trio.Event())
+    await trio.sleep(3)
+    cluster.api.status, cluster.api.exit_code = "SUCCEEDED", 0
+    await trio.sleep(1)
+    assert launch.has_ended
+
+
 @pytest.mark.parametrize(("is_silent", "within_s"), [(False, 6 + REPORT_S + 2), (True, 60)])
 async def test_a_worker_that_does_not_end_is_stopped_by_ray(autojump_clock, launch, cluster, is_silent, within_s):
     """The wait is bounded, also while Ray is silent: then the worker's key is dead."""
