@@ -107,7 +107,7 @@ def is_own_address(ip: str) -> bool:
 def why_pending(spec: ManagedWorkerConfig, job: RayJob, nodes: Sequence[RayNode], room: RayRoom | None) -> str:
     """Return why a pending job has no place, in a sentence, by the newest facts about the cluster."""
     alive = [node for node in nodes if node.is_alive]
-    fitting = [node for node in alive if _has_labels(node, spec.labels)]
+    fitting = [node for node in alive if node.has_labels(spec.labels)]
     if not alive:
         return "Ray has no node that is alive."
     if not fitting:
@@ -127,18 +127,19 @@ def _lack_of_gpus(spec: ManagedWorkerConfig, nodes: Sequence[RayNode], room: Ray
         largest = ", ".join([node.ip for node in nodes if node.gpus == most][:_NAMED_MAX])
         which = f" with {_labels_shown(spec.labels)}" if spec.labels else ""
         return f"No node of Ray{which} has {wanted}: the largest have {most:g} ({largest})"
-    if room is None:
+    return _lack_of_room(wanted, count, [node.id for node in nodes if node.gpus >= count], room)
+
+
+def _lack_of_room(wanted: str, count: float, able: Sequence[str], room: RayRoom | None) -> str:
+    """Return that no able node has these GPUs free; "" if that is not so, or not known of each of them."""
+    if room is None or not room.free.keys() >= set(able):
         return ""
-    free = max(room.free.get(node.id, {}).get("GPU", 0.0) for node in nodes)
+    free = max(room.free[one].get("GPU", 0.0) for one in able)
     return f"{wanted} are wanted on a node, and at most {free:g} are free on any" if free < count else ""
 
 
 def _selector_of(value: Label) -> str:
     return value if isinstance(value, str) else f"in({','.join(value)})"
-
-
-def _has_labels(node: RayNode, labels: Mapping[str, Label]) -> bool:
-    return all(node.labels.get(name) in _values_of(value) for name, value in labels.items())
 
 
 def _values_of(value: Label) -> Collection[str]:

@@ -98,6 +98,7 @@ NODES = [node("1", 0), node("2", 4, kind="A100", zone="a"), node("3", 2, kind="L
             "2 GPUs are wanted on a node, and at most 1 are free on any; Ray is starting gpu_node.",
         ),
         ("gpus = 2", NODES, {"2": 3.0}, [], "It waits."),
+        ("gpus = 2", NODES, {"2": 1.0}, [], "It waits."),
         ("gpus = 2", NODES, None, [], "It waits."),
         ("gpus = 0", NODES, {}, [], "It waits."),
         ("gpus = 1", [node("2", 4, is_alive=False)], {}, [], "Ray has no node that is alive."),
