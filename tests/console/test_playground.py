@@ -442,7 +442,7 @@ def test_completion(play, model):
     end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
     model.scripts["wise"] = [*chunks, end, "[DONE]"]
     play.get_by_role("tab", name="Completion").click()
-    play.get_by_role("combobox", name="Model").select_option("wise")
+    play.get_by_role("combobox", name="Model", exact=True).select_option("wise")
     play.get_by_label("Text to go on with").fill("Once")
     play.get_by_role("button", name="Go on").click()
     expect(play.locator(".by-model .said-text")).to_have_text("Once upon a")
@@ -457,7 +457,7 @@ def test_completion(play, model):
 def test_embeddings_are_compared(play, model):
     """The cosines of all pairs, in the order of the texts."""
     play.get_by_role("tab", name="Embeddings").click()
-    play.get_by_role("combobox", name="Model").select_option("embedder")
+    play.get_by_role("combobox", name="Model", exact=True).select_option("embedder")
     play.get_by_label("Texts").fill("one\n\ntwo")
     play.get_by_role("button", name="Compare 2 texts").click()
     table = play.get_by_role("table", name="Cosines")
@@ -471,7 +471,7 @@ def test_an_answer_that_cannot_be_drawn_leaves_the_console(play):
     """The page says that it cannot be shown; all others go on."""
     play.route("**/v1/embeddings", lambda route: route.fulfill(json={"data": [{"index": 0, "embedding": None}]}))
     play.get_by_role("tab", name="Embeddings").click()
-    play.get_by_role("combobox", name="Model").select_option("embedder")
+    play.get_by_role("combobox", name="Model", exact=True).select_option("embedder")
     play.get_by_role("button", name="Compare 3 texts").click()
     expect(play.get_by_role("alert")).to_contain_text("This page cannot be shown")
     play.get_by_role("link", name="Workers").click()
@@ -482,7 +482,7 @@ def test_rerank(play, model):
     """The texts, best first; a model that cannot says so."""
     play.context.watched.allowed.append("400")
     play.get_by_role("tab", name="Rerank").click()
-    play.get_by_role("combobox", name="Model").select_option("ranker")
+    play.get_by_role("combobox", name="Model", exact=True).select_option("ranker")
     play.get_by_label("Question").fill("Cats?")
     play.get_by_label("Texts").fill("Dogs bark.\nCats purr.")
     play.get_by_role("button", name="Rank 2 texts").click()
