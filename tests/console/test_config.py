@@ -49,7 +49,7 @@ def test_a_plan_comes_before_its_application(site, page):
     change(site, "stop_s = 6", "stop_s = 8")
     page.reload()
     expect(page.get_by_text("ichat.toml has changed, or is gone")).to_be_visible()
-    page.get_by_role("button", name="Plan a reload").click()
+    page.get_by_role("button", name="Review changes").click()
     expect(page.get_by_role("table", name="Plan")).to_contain_text("timeouts.stop_s")
     assert site.program.get("/v1/admin/config")[1]["settings"]["timeouts"]["stop_s"] == 6
     page.get_by_role("button", name="Apply").click()
@@ -67,7 +67,7 @@ def test_a_file_that_is_wrong(site, page):
     page.context.watched.allowed.append("/v1/admin/config/reload")
     site.open(page, "config")
     change(site, "stop_s = 6", 'stop_s = "six"')
-    page.get_by_role("button", name="Plan a reload").click()
+    page.get_by_role("button", name="Review changes").click()
     expect(page.get_by_role("alert")).to_contain_text("timeouts.stop_s: must be a number")
     expect(page.locator('[data-key="timeouts.stop_s"]')).to_contain_text("6")
 

@@ -56,7 +56,7 @@ def test_a_client_is_connected_with_the_keyboard(keyed_site, page):
         expect(page.locator("[data-recipe]")).to_have_attribute("data-recipe", name)
         expect(recipe(page)).to_contain_text(text)
         expect(recipe(page)).to_contain_text(f"http://127.0.0.1:{keyed_site.program.port}")
-    dialog.get_by_role("button", name="Make a key").focus()
+    dialog.get_by_role("button", name="Create a key").focus()
     page.keyboard.press("Enter")
     expect(recipe(page)).not_to_contain_text("YOUR-KEY")
     secret = recipe(page).text_content().split('apiKey: "')[1].split('"')[0]
@@ -85,7 +85,7 @@ def test_where_clients_need_no_key_none_is_made(site, page):
     """The texts are complete at once, and the dialog has an address."""
     site.open(page, "models?connect=beta")
     expect(recipe(page)).to_contain_text('api_key="none"')
-    expect(page.get_by_role("button", name="Make a key")).to_have_count(0)
+    expect(page.get_by_role("button", name="Create a key")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert page.url.endswith("#/models")

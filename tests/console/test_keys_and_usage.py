@@ -1,4 +1,4 @@
-"""The pages of keys and usage in a browser: a key is made, shown once, used, changed and withdrawn; what it used is told."""
+"""The pages of keys and usage in a browser: a key is made, shown once, used, changed and revoked; what it used is told."""
 
 import csv
 import re
@@ -43,12 +43,12 @@ def ask(site, key):
 
 
 def make_key(page, name, **fields):
-    page.get_by_role("button", name="Make a key").click()
+    page.get_by_role("button", name="Create a key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label(re.compile("^Name")).fill(name)
     for label, text in fields.items():
         dialog.get_by_label(re.compile(f"^{label.replace('_', ' ')}")).fill(text)
-    dialog.get_by_role("button", name="Make the key").click()
+    dialog.get_by_role("button", name="Create the key").click()
     return dialog
 
 
@@ -68,7 +68,7 @@ def test_a_new_key_is_not_lost_by_a_slip(site, page):
     assert key["x"] + key["width"] <= button["x"], "the button covers the key"
     dialog.get_by_role("button", name="Done").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page.get_by_role("button", name="Make a key").click()
+    page.get_by_role("button", name="Create a key").click()
     name = page.get_by_role("dialog").get_by_label(re.compile("^Name"))
     name.focus()
     page.keyboard.press("ControlOrMeta+v")
@@ -96,7 +96,7 @@ def test_a_key_is_rotated(site, page):
 
 
 def test_a_key_lives(site, page):
-    """Made with a limit, shown once, good for a request, changed, and withdrawn: the next request is refused."""
+    """Made with a limit, shown once, good for a request, changed, and revoked: the next request is refused."""
     site.open(page, "keys")
     dialog = make_key(page, "team-b", Tokens_a_day="1000", Models="alpha")
     secret = dialog.locator("[data-secret] pre").text_content()
@@ -119,8 +119,8 @@ def test_a_key_lives(site, page):
     [made] = [one for one in site.program.get("/v1/admin/keys")[1]["keys"] if one["name"] == "team-b"]
     assert (made["limits"]["tokens_per_day"], made["models"], made["expires_at"] is None) == (2000, None, False)
     row.click()
-    page.get_by_role("dialog").get_by_role("button", name="Withdraw").click()
-    page.get_by_role("dialog").last.get_by_role("button", name="Withdraw").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").last.get_by_role("button", name="Revoke").click()
     expect(row).to_have_count(0)
     assert ask(site, secret) == 401
 
@@ -144,7 +144,7 @@ def test_a_key_that_cannot_be_made(site, page):
     expect(dialog.get_by_role("alert")).to_contain_text("of-the-file")
     expect(dialog.get_by_label(re.compile("^Name"))).to_have_value("of-the-file")
     dialog.get_by_label("Tokens a day").fill("many")
-    dialog.get_by_role("button", name="Make the key").click()
+    dialog.get_by_role("button", name="Create the key").click()
     expect(dialog.get_by_role("alert")).to_contain_text("this is no number: many")
 
 

@@ -45,7 +45,7 @@ def test_objections_come_as_one_types_and_go(form):
     form.context.watched.allowed.append("/v1/admin/workers/launch?dry_run=1")
     check_is(form, "empty")
     form.get_by_placeholder("Qwen/Qwen3-0.6B").fill("/no/such/model")
-    form.get_by_text("More of the worker").click()
+    form.get_by_text("Advanced").click()
     form.get_by_role("textbox", name=re.compile("^Port")).fill(str(form.site.program.port))
     check_is(form, "objections")
     expect(form.locator("[data-check]")).to_contain_text(f"Port {form.site.program.port} of 127.0.0.1 is taken by")
@@ -82,13 +82,13 @@ def test_a_worker_is_launched_and_shown(form):
 def test_copies_are_launched_on_gpus_that_the_gateway_chooses(form):
     """The text for the file has the same numbers; a number that cannot be read is said."""
     form.get_by_placeholder("Qwen/Qwen3-0.6B").fill("/models/m")
-    form.get_by_label(re.compile("^Copies")).fill("one or two")
-    expect(form.locator("[data-check=wrong]")).to_contain_text("Copies are a number such as 3, or a range such as 1-4")
-    form.get_by_label(re.compile("^Copies")).fill("1-3")
+    form.get_by_label(re.compile("^Replicas")).fill("one or two")
+    expect(form.locator("[data-check=wrong]")).to_contain_text("Replicas are a number such as 3, or a range such as 1-4")
+    form.get_by_label(re.compile("^Replicas")).fill("1-3")
     form.get_by_label(re.compile("^Number of GPUs")).fill("0")
     expect(form.get_by_role("group", name="GPUs")).to_have_count(0)
     expect(form.locator(".code pre").first).to_contain_text("gpus = 0\nreplicas = { min = 1, max = 3 }")
-    form.get_by_label(re.compile("^Copies")).fill("2")
+    form.get_by_label(re.compile("^Replicas")).fill("2")
     check_is(form, "ready")
     form.get_by_role("button", name="Launch").click()
     expect(form).to_have_url(re.compile(r"#/workers/m-0$"))
@@ -123,7 +123,7 @@ def test_arguments_that_could_not_be_checked_are_said(make_site, page):
 def test_the_toml_is_what_the_gateway_reads(form):
     """The text to copy, put into a file, makes the worker that the form describes."""
     form.get_by_placeholder("Qwen/Qwen3-0.6B").fill('/m "1"\\x')
-    form.get_by_text("More of the worker").click()
+    form.get_by_text("Advanced").click()
     form.get_by_label("Environment").fill("A-B=x=y\nC=\u00fc")
     form.get_by_label("Another argument").fill("--any-table")
     form.get_by_role("button", name="Add", exact=True).click()

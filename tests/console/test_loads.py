@@ -42,8 +42,8 @@ def test_a_load_is_nothing_wrong(loading, page):
     problems = page.locator(".problems")
     expect(problems).not_to_contain_text("tiny")
     expect(problems).to_contain_text("old-0 is unhealthywas silent for 31 s")
-    expect(problems).not_to_contain_text("is not served")
-    badge = page.locator(".card", has_text="What is wrong now").locator(".badge")
+    expect(problems).not_to_contain_text("has no replicas")
+    badge = page.locator(".card", has_text="Problems").locator(".badge")
     expect(badge).to_have_class("badge bad")
     page.evaluate("([name, data]) => window.tell(name, data)", ["workers", {"changed": [], "gone": ["old-0"]}])
     page.evaluate("([name, data]) => window.tell(name, data)", ["models", {"models": [], "gone": ["old"]}])
@@ -54,7 +54,7 @@ def test_a_model_is_not_served_where_no_worker_is_on_its_way(loading, page):
     """Only that is red; workers and external routes are called what they are."""
     loading("models", model("gone", 0))
     for name, text, tone in (
-        ("tiny", "loading", "busy"), ("down", "restarting", "warn"), ("gone", "not served", "bad"),
+        ("tiny", "loading", "busy"), ("down", "restarting", "warn"), ("gone", "no replicas", "bad"),
         ("good", "1 worker", "ok"), ("far", "1 external route", "ok"),
     ):  # fmt: skip
         badge = page.locator(f"tr[data-key={name}] .badge")
@@ -62,7 +62,7 @@ def test_a_model_is_not_served_where_no_worker_is_on_its_way(loading, page):
         expect(badge).to_have_class(f"badge {tone}")
     expect(page.locator("tr[data-key=tiny]")).to_contain_text(WORDS)
     page.locator("nav").get_by_role("link", name="Overview").click()
-    expect(page.locator(".problems")).to_contain_text("gone is not served")
+    expect(page.locator(".problems")).to_contain_text("gone has no replicas")
 
 
 def test_the_list_says_why_a_worker_is_down(loading, page):
@@ -101,7 +101,7 @@ def test_a_worker_that_ends_in_order_to_be_started_again_is_nothing_wrong(loadin
     page.evaluate(tell, ["workers", {"changed": [{**drained, "coming": False}], "gone": []}])
     expect(page.locator("tr[data-key=good-0]")).not_to_contain_text("ready")
     page.locator("nav").get_by_role("link", name="Overview").click()
-    expect(page.locator(".problems")).to_contain_text("good is not served")
+    expect(page.locator(".problems")).to_contain_text("good has no replicas")
 
 
 def test_the_page_of_a_loading_worker_is_its_load(loading, page):

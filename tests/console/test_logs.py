@@ -172,7 +172,7 @@ def test_the_log_of_a_real_worker(site, page):
     assert all("ready after" in line for line in lines_of(log))
     page.context.watched.allowed.append("/v1/logs/stream/alpha-0?previous=1")  # there is none
     page.get_by_label("Find lines").fill("")
-    page.get_by_label("previous run").check()
+    page.get_by_label("Previous run").check()
     expect(page.get_by_role("status").filter(has_text="line")).to_contain_text("There is no log of a run of alpha-0")
     assert "run=previous" in page.url
 

@@ -92,7 +92,7 @@ def test_the_answer_comes_piece_by_piece_and_can_be_stopped(play, model):
     model.go_on.set()
     assert model.ended.wait(30), "the request goes on at the model"
     model.scripts["wise"] = said("Another one.")
-    play.get_by_role("button", name="Another answer").click()
+    play.get_by_role("button", name="Regenerate").click()
     expect(answers(play)).to_have_text(re.compile("Another one."))
     assert model.asked[1]["messages"] == [{"role": "user", "content": "Tell"}]
 
@@ -144,7 +144,7 @@ def test_the_end_of_a_long_answer_stays_in_sight(play, model):
     expect(answers(play)).to_contain_text("Line 399")
     play.wait_for_function(f"() => {bottom} < 2")
     composer = play.locator(".composer").bounding_box()
-    buttons = answers(play).get_by_role("button", name="Another answer").bounding_box()
+    buttons = answers(play).get_by_role("button", name="Regenerate").bounding_box()
     assert buttons["y"] + buttons["height"] <= composer["y"]
     model.go_on.clear()
     say(play, "Again")
@@ -209,7 +209,7 @@ def test_parameters_are_sent_as_they_are_typed(play, model):
     expect(play.locator(".composer")).to_contain_text("temperature must be a number, and is not: warm")
     expect(play.get_by_role("button", name="Send", exact=True)).to_be_disabled()
     play.get_by_label("Temperature").fill("0.5")
-    play.get_by_label("Tokens at most").fill("20")
+    play.get_by_label("Max tokens").fill("20")
     play.get_by_label("Stop at").fill("END\n\\n\\n")
     play.get_by_role("textbox", name=re.compile("^More")).fill('{"chat_template_kwargs": {"enable_thinking": false}}')
     say(play, "Hi")
@@ -316,7 +316,7 @@ def test_two_models_side_by_side(play, model):
     expect(answers(play, 2).locator("em")).to_have_text("Forty-two.")
     assert sorted(one["model"] for one in model.asked) == ["brief", "wise"]
     assert model.asked[0]["messages"] == model.asked[1]["messages"]
-    answers(play, 2).get_by_role("button", name="Another answer").click()
+    answers(play, 2).get_by_role("button", name="Regenerate").click()
     expect(answers(play, 2)).to_have_attribute("data-state", "done")
     assert [one["model"] for one in model.asked[2:]] == ["brief"]
     play.get_by_label("Take side 1 away").click()
@@ -413,7 +413,7 @@ def test_the_same_from_a_program(play, model):
     play.get_by_label("top_k").fill("5")
     say(play, "It's")
     expect(answers(play)).to_have_attribute("data-state", "done")
-    play.get_by_role("button", name="As a program").click()
+    play.get_by_role("button", name="Code").click()
     curl = play.locator("dialog pre").inner_text()
     assert curl.startswith(f"curl -N 'http://127.0.0.1:{play.site.program.port}/v1/chat/completions'")
     sent = json.loads(curl.split("<<'END'\n")[1].removesuffix("\nEND"))
@@ -424,13 +424,13 @@ def test_the_same_from_a_program(play, model):
     assert 'extra_body={\n        "top_k": 5,\n    }' in program
     assert "stream=True" in program
     play.keyboard.press("Escape")
-    play.get_by_role("button", name="Who, and why?").click()
+    play.get_by_role("button", name="Details").click()
     expect(play.locator("dialog")).to_contain_text("external:wise")
-    play.get_by_role("button", name="Where would it go now").click()
-    expect(play.locator("dialog")).to_contain_text("Where would a request for wise go now?")
+    play.get_by_role("button", name="Route of this request").click()
+    expect(play.locator("dialog")).to_contain_text("Route of a request for wise")
     expect(play.locator("dialog tbody")).to_contain_text("chosen")
     play.keyboard.press("Escape")
-    play.get_by_role("button", name="Who, and why?").click()
+    play.get_by_role("button", name="Details").click()
     play.locator("dialog").get_by_role("link").click()
     expect(play.locator("main h1")).to_have_text("A request")
     expect(play.locator("main")).to_contain_text("external:wise")

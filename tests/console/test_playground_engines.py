@@ -72,7 +72,7 @@ def test_both_engines_side_by_side(chats, page):
     page.get_by_role("button", name="Compare with another").click()
     page.get_by_label("Model 2").select_option("other")
     page.locator(".settings-card summary").click()
-    page.get_by_label("Tokens at most").fill("20")
+    page.get_by_label("Max tokens").fill("20")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message", exact=True).fill("Tell me a story.")
     page.get_by_role("button", name="Send", exact=True).click()
@@ -101,7 +101,7 @@ def test_a_picture(vision, page):
     """The model takes it and answers."""
     visit(page, vision, "playground?model=tiny")
     page.locator(".settings-card summary").click()
-    page.get_by_label("Tokens at most").fill("8")
+    page.get_by_label("Max tokens").fill("8")
     page.get_by_label("Pictures", exact=True).set_input_files(
         {"name": "red.png", "mimeType": "image/png", "buffer": picture()}
     )

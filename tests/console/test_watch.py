@@ -41,8 +41,8 @@ def test_the_overview_says_what_is_wrong_and_leads_there(cluster, page):
     expect(page.locator(".problems")).to_contain_text("GPU 3 of gpu-2 does not answer")
     expect(page.locator(".problems")).to_contain_text("It starts again in ")
     expect(page.locator(".problems")).to_contain_text("9 requests wait, the oldest one for ")
-    expect(page.locator(".problems")).not_to_contain_text("gemma-27b is not served")
-    expect(page.locator(".card", has_text="What is wrong now").locator(".badge")).to_have_text("5")
+    expect(page.locator(".problems")).not_to_contain_text("gemma-27b has no replicas")
+    expect(page.locator(".card", has_text="Problems").locator(".badge")).to_have_text("5")
     problems.first.get_by_role("link").click()
     expect(page.locator("main h1")).to_have_text("gemma-27b-0")
 
@@ -68,7 +68,7 @@ def test_a_quiet_gateway_says_that_nothing_is_wrong(make_site, page):
     state = {**busy_cluster(), "workers": [worker("m-0")], "models": [model("m")], "machines": []}
     told(page, ["state", {**state, "history": history(0)}])
     make_site().open(page)
-    expect(page.locator("main")).to_contain_text("Nothing is wrong that the gateway knows of")
+    expect(page.locator("main")).to_contain_text("No problems")
     expect(page.locator(".chart-empty").first).to_have_text("Gathering samples…")
 
 
@@ -175,7 +175,7 @@ def test_workers_change_come_and_go_as_the_stream_says(cluster, page):
     cluster("workers")
     tell(page, "workers", {"changed": [worker("rerank-0", "wedged"), worker("new-0", "starting")], "gone": ["embed-0"]})
     expect(rows(page)).to_have_count(8)
-    expect(page.locator("tr[data-key=rerank-0]")).to_contain_text("wedged")
+    expect(page.locator("tr[data-key=rerank-0]")).to_contain_text("stuck")
     expect(page.locator("tr[data-key=new-0]")).to_contain_text("starting")
     expect(page.locator("tr[data-key=embed-0]")).to_have_count(0)
 
@@ -246,7 +246,7 @@ def test_a_request_that_goes_nowhere_is_said_to(cluster, page):
     }  # fmt: skip
     page.route("**/v1/admin/route", lambda route: route.fulfill(json=answer))
     cluster("models")
-    page.get_by_role("button", name="Where to? A request for gpt-4o").click()
+    page.get_by_role("button", name="Route of a request for gpt-4o").click()
     facts = page.get_by_role("dialog").locator(".facts > div")
     expect(facts.nth(0)).to_have_text("Tonowhere: it is refused (503)")
     expect(facts.nth(1)).to_have_text("Whyworker gemma-27b-0 has failed")

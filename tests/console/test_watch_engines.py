@@ -162,7 +162,7 @@ def test_load_and_the_kv_caches_are_the_engines_own(place, show, page):
         show("overview")
         expect(page.locator(".figure", has_text="Workers ready")).to_contain_text("2 / 2")
         expect(page.locator(".figure", has_text="In flight")).to_contain_text("2")
-        expect(page.locator("main")).to_contain_text("Nothing is wrong that the gateway knows of")
+        expect(page.locator("main")).to_contain_text("No problems")
         expect(page.locator(".chart", has_text="KV cache in use").locator("b")).to_have_text(some_percent())
         for worker in WORKERS:
             show(f"workers/{worker}")
@@ -227,7 +227,7 @@ def test_models_and_machines(place, show, page):
     show("models")
     for worker in WORKERS:
         expect(cell(row(page, model_of(worker)), "Ready")).to_have_text("1 worker")
-    page.get_by_role("button", name="Where to? A request for other").click()
+    page.get_by_role("button", name="Route of a request for other").click()
     expect(page.get_by_role("dialog").locator("tr[data-key=other-0]")).to_contain_text("chosen")
     show("machines")
     for worker in WORKERS:
@@ -265,7 +265,7 @@ def test_a_change_of_the_configuration_leaves_the_engines_alone(place, show, pag
     place.config.write_text(text.replace("stop_s = 20", "stop_s = 21"))
     show("config")
     expect(page.get_by_text("ichat.toml has changed, or is gone")).to_be_visible()
-    page.get_by_role("button", name="Plan a reload").click()
+    page.get_by_role("button", name="Review changes").click()
     expect(page.get_by_role("table", name="Plan")).to_contain_text("timeouts.stop_s")
     page.get_by_role("button", name="Apply").click()
     page.get_by_role("dialog").get_by_role("button", name="Apply").click()
@@ -277,11 +277,11 @@ def test_a_change_of_the_configuration_leaves_the_engines_alone(place, show, pag
 def test_a_key_is_made_and_used(place, show, page):
     """A client has its answer with the key of the page, and the page has the tokens that the engine counted."""
     show("keys")
-    page.get_by_role("button", name="Make a key").click()
+    page.get_by_role("button", name="Create a key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label(re.compile("^Name")).fill("team-c")
     dialog.get_by_label(re.compile("^Tokens a day")).fill("1000")
-    dialog.get_by_role("button", name="Make the key").click()
+    dialog.get_by_role("button", name="Create the key").click()
     secret = dialog.locator("[data-secret] pre").text_content()
     dialog.get_by_role("button", name="Done").click()
     with client_of(place, secret) as client:

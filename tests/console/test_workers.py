@@ -63,7 +63,7 @@ def test_a_worker_is_stopped_after_a_question_and_started_again(site, page):
     expect(page.locator("main h2", has_text=re.compile("^Load$"))).to_have_count(0)
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
     site.open(page, "overview")
-    expect(page.locator("main")).to_contain_text("Nothing is wrong that the gateway knows of")
+    expect(page.locator("main")).to_contain_text("No problems")
     site.open(page, "workers")
     page.get_by_role("tab", name="Stopped").click()
     expect(page.locator("main tbody tr")).to_have_count(1)
@@ -136,10 +136,10 @@ def test_an_on_demand_model_is_loaded_and_unloaded(make_site, page):
 def test_where_a_request_would_go_is_said(site, page):
     """The dialog has what `explain` says: the chosen worker, the rule, and the candidates."""
     site.open(page, "models")
-    page.get_by_role("button", name="Where to? A request for alpha").click()
+    page.get_by_role("button", name="Route of a request for alpha").click()
     dialog = page.locator("dialog")
     expect(dialog.locator(".facts")).to_contain_text("alpha-0")
     expect(dialog.locator("tr[data-key=alpha-0]")).to_contain_text("chosen")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-    expect(page.get_by_role("button", name="Where to? A request for alpha")).to_be_focused()
+    expect(page.get_by_role("button", name="Route of a request for alpha")).to_be_focused()

@@ -48,7 +48,7 @@ export function ModelButtons({ model, state, canSleep, small }) {
 }
 
 /**
- * The dialog for the number of a model's copies.
+ * The dialog for the number of a model's replicas.
  *
  * @param {{ model: string, wanted: number, onClose: () => void }} props
  */
@@ -65,7 +65,7 @@ export function CopiesDialog({ model, wanted, onClose }) {
       const { min, max, started, ending } = await api.post(path, copiesIn(text));
       const done = [started.length && `${started.join(", ")} starts`, ending.length && `${ending.join(", ")} ends`];
       toast(
-        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? `${min} copies` : `${min} to ${max} copies`)}.`,
+        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? `${min} replicas` : `${min} to ${max} replicas`)}.`,
       );
       onClose();
     } catch (error) {
@@ -73,12 +73,12 @@ export function CopiesDialog({ model, wanted, onClose }) {
       setBusy(false);
     }
   };
-  return html`<${Dialog} title=${`Copies of ${model}`} onClose=${onClose} actions=${html`
+  return html`<${Dialog} title=${`Replicas of ${model}`} onClose=${onClose} actions=${html`
     <button type="button" class="button" onClick=${onClose}>Cancel</button>
     <button type="submit" form="copies" class="button primary" disabled=${isBusy}>Change</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
     <form id="copies" class="form" onSubmit=${scale}>
-      <${Field} wide label="Copies" hint="3, or a range such as 1-4: then the load decides. A copy that ends answers its
+      <${Field} wide label="Replicas" hint="3, or a range such as 1-4: then the load decides. A replica that ends answers its
         requests first. A reload of another number ends this change.">
         <input type="text" required value=${text} onInput=${(event) => setText(event.target.value)} /><//>
     </form><//>`;

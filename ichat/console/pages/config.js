@@ -116,7 +116,7 @@ function FileState({ file, config }) {
   if (file?.state === "refused") {
     const next = config.watched
       ? "The gateway reloads it automatically once it is right."
-      : "Plan a reload once it is right.";
+      : "Review the changes once it is right.";
     return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
       <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>
       ${file.errors.length > MISTAKES_MAX && html`<p>and ${file.errors.length - MISTAKES_MAX} more</p>`}
@@ -124,7 +124,7 @@ function FileState({ file, config }) {
   }
   if (!config.file_changed) return null;
   return html`<${Notice} title=${file?.state === "changed" ? `${configTitle(file)}.` : "The file has changed."}>
-    ${config.watched ? "The gateway reads it in a moment." : "Plan a reload to see what it would do."}<//>`;
+    ${config.watched ? "The gateway reads it in a moment." : "Review the changes to see what a reload would do."}<//>`;
 }
 
 /** The configuration in force. */
@@ -169,7 +169,7 @@ export default function Configuration() {
       ? html`In force, from <code>${config.path}</code>. Secrets are masked.`
       : "In force. This gateway was started without a file."
   }
-    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>Plan a reload<//>`}>
+    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>Review changes<//>`}>
     ${
       failure &&
       html`<${Notice} tone="bad" title="The file was not accepted.">

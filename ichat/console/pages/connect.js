@@ -24,7 +24,7 @@ function FreshKey({ model, onMade }) {
     <${Field} label="Expires"><select value=${expires} onChange=${(event) => setExpires(event.target.value)}>
       ${EXPIRIES.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
     <div class="wide actions"><${Button} tone="primary" icon="keys" disabled=${!name.trim()} onClick=${make}>
-        Make a key<//>
+        Create a key<//>
       ${
         !isPattern(model) &&
         html`<label class="check"><input type="checkbox" checked=${isBound}

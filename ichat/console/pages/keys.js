@@ -1,4 +1,4 @@
-// Keys: their names, limits and usage; making, changing, rotating and withdrawing keys.
+// Keys: their names, limits and usage; creating, changing, rotating and revoking keys.
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
@@ -29,7 +29,7 @@ import {
 
 /** @type {[keyof Api.KeyLimits, string, keyof Api.KeyUsage][]} */
 const LIMITS = [
-  ["max_in_flight", "Requests at the same time", "in_flight"],
+  ["max_in_flight", "Max concurrency", "in_flight"],
   ["requests_per_minute", "Requests a minute", "requests_last_minute"],
   ["tokens_per_minute", "Tokens a minute", "tokens_last_minute"],
   ["tokens_per_day", "Tokens a day (UTC)", "tokens_today"],
@@ -165,7 +165,7 @@ function RotateDialog({ of, onClose, onDone }) {
 }
 
 /**
- * The dialog that makes a key, or changes the key `of`; then it shows the new key, once.
+ * The dialog that creates a key, or changes the key `of`; then it shows the new key, once.
  *
  * @param {{ of?: Api.Key, onClose: () => void, onDone: () => void }} props
  */
@@ -197,11 +197,11 @@ function KeyDialog({ of, onClose, onDone }) {
     }
   };
   if (made) return html`<${NewSecret} of=${made} onClose=${onClose} />`;
-  const title = of ? `Change the key ${of.name}` : "Make a key";
+  const title = of ? `Change the key ${of.name}` : "Create a key";
   return html`<${Dialog} wide title=${title} onClose=${onClose} actions=${html`
     <button type="button" class="button" onClick=${onClose}>Cancel</button>
     <button type="button" class="button primary" disabled=${isBusy || (!of && !form.name.trim())} onClick=${save}>
-      ${of ? "Change" : "Make the key"}</button>`}>
+      ${of ? "Change" : "Create the key"}</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
     <${Fields} form=${form} set=${setForm} of=${of} /><//>`;
 }
@@ -217,12 +217,12 @@ const limitOf = (key, [name, , used]) => {
   return `${number(now)} of ${number(limit)}`;
 };
 
-/** @param {{ of: Api.Key, onClose: () => void, change: () => void, rotate: () => void, withdraw: () => void }} props */
-function Details({ of: key, onClose, change, rotate, withdraw }) {
+/** @param {{ of: Api.Key, onClose: () => void, change: () => void, rotate: () => void, revoke: () => void }} props */
+function Details({ of: key, onClose, change, rotate, revoke }) {
   const facts = [
     ["State", key.state],
     ["From", key.source === "file" ? "the configuration" : "the API"],
-    ["Made", key.made_at && when(key.made_at)],
+    ["Created", key.made_at && when(key.made_at)],
     ["Expires", key.expires_at ? when(key.expires_at) : "never"],
     ["Old secret until", key.old_secret_until && when(key.old_secret_until)],
     ["Models", key.models ? key.models.join(", ") : "all"],
@@ -234,7 +234,7 @@ function Details({ of: key, onClose, change, rotate, withdraw }) {
   return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
     ${
       isMade &&
-      html`<${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
+      html`<${Button} tone="danger" onClick=${revoke}>Revoke<//><span class="spring"></span>
     <${Button} onClick=${rotate}>Rotate<//>
     <${Button} onClick=${change}>Change<//>`
     }
@@ -305,7 +305,7 @@ export default function Keys() {
   const [answer, setAnswer] = useState(/** @type {Api.Keys | null} */ (null));
   const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
   const [open, setOpen] = useState(
-    /** @type {{ is: "make" | "change" | "details" | "rotate", key?: Api.Key } | null} */ (null),
+    /** @type {{ is: "create" | "change" | "details" | "rotate", key?: Api.Key } | null} */ (null),
   );
   const [text, setText] = useState("");
   const read = useCallback(
@@ -318,11 +318,11 @@ export default function Keys() {
   );
   useEffect(() => void read(), [version, begun]);
   const close = () => setOpen(null);
-  const withdraw = async (/** @type {Api.Key} */ key) => {
+  const revoke = async (/** @type {Api.Key} */ key) => {
     const text = "Its next request is refused; what is under way goes on. The name can be given again.";
-    if (!(await confirm({ title: `Withdraw the key ${key.name}?`, text, action: "Withdraw", danger: true }))) return;
+    if (!(await confirm({ title: `Revoke the key ${key.name}?`, text, action: "Revoke", danger: true }))) return;
     await api.del(pathOf(key.name));
-    toast(`The key ${key.name} is withdrawn.`);
+    toast(`The key ${key.name} is revoked.`);
     close();
     await read();
   };
@@ -331,7 +331,7 @@ export default function Keys() {
     words(key).some((word) => word.toLowerCase().includes(text.toLowerCase()));
   const make = html`<input type="search" aria-label="Find keys" placeholder="Find ( / )" value=${text}
       onInput=${(event) => setText(event.target.value)} />
-    <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "make" })}>Make a key<//>`;
+    <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "create" })}>Create a key<//>`;
   return html`<${Page} title="Keys" actions=${make}
     lead="Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.">
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
@@ -354,11 +354,11 @@ export default function Keys() {
         <p>With the first key, every client needs one.</p><//>`
       } /><//>`
     }
-    ${open?.is === "make" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
+    ${open?.is === "create" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
     ${open?.is === "change" && html`<${KeyDialog} of=${open.key} onClose=${close} onDone=${read} />`}
     ${
       open?.is === "details" &&
-      html`<${Details} of=${open.key} onClose=${close} withdraw=${() => open.key && withdraw(open.key)}
+      html`<${Details} of=${open.key} onClose=${close} revoke=${() => open.key && revoke(open.key)}
       rotate=${() => setOpen({ is: "rotate", key: open.key })}
       change=${() => setOpen({ is: "change", key: open.key })} />`
     }

@@ -12,6 +12,7 @@ import {
   html,
   Notice,
   Page,
+  stateName,
   toast,
   useCallback,
   useEffect,
@@ -105,7 +106,7 @@ function Model({ draft, set, engines }) {
       <input type="text" class="mono" spellcheck=${false} placeholder=${nameOf(draft)} ...${field("model_name")} /><//>
     <${Field} label="Load"><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
       <option value="start">At once, and stay</option><option value="on_demand">When it is wanted</option></select><//>
-    <${Field} label="Copies" hint="3, or a range such as 1-4: the load decides. Empty: a single worker.">
+    <${Field} label="Replicas" hint="3, or a range such as 1-4: the load decides. Empty: a single worker.">
       <input type="text" placeholder="1" ...${field("replicas")} /><//>
     <${Field} label="Number of GPUs" hint="2, a share such as 0.5, or auto: the gateway chooses them.">
       <input type="text" placeholder="as below" list="numbers-of-gpus" ...${field("gpus")} /><//>
@@ -127,12 +128,12 @@ function More({ draft, set }) {
   ) => html`<select value=${draft[name]}
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
-  return html`<details class="card"><summary><h2>More of the worker</h2></summary><div class="form">
+  return html`<details class="card"><summary><h2>Advanced</h2></summary><div class="form">
     <${Field} label="Port" hint="0: any free port. Empty: a unix socket is enough.">
       <input type="text" inputmode="numeric" ...${field("port")} /><//>
     <${Field} label="Host" hint="Where it listens, if it has a port.">
       <input type="text" placeholder="127.0.0.1" ...${field("host")} /><//>
-    <${Field} label="Requests at the same time" hint="Empty: routing.max_in_flight.">
+    <${Field} label="Max concurrency" hint="Empty: routing.max_in_flight.">
       <input type="text" inputmode="numeric" ...${field("max_in_flight")} /><//>
     <${Field} label="Interpreter" hint="Empty: the engine's own.">
       <input type="text" class="mono" spellcheck=${false} ...${field("python")} /><//>
@@ -248,7 +249,7 @@ export default function Launch({ params }) {
   const launch = async () => {
     const started = await api.post("/v1/admin/workers/launch", body);
     forgetDraft();
-    toast(`Worker ${started.worker_id} is ${started.state}.`);
+    toast(`Worker ${started.worker_id} is ${stateName(started.state)}.`);
     if (isMounted.current) go("workers", [started.worker_id]);
   };
   const clear = html`<${Button} tone="quiet" onClick=${() => setDraft(() => EMPTY)}>Clear<//>`;

@@ -87,7 +87,7 @@ function Newest({ id, place: [page, ...rest], query }) {
       ${
         id &&
         html`<label class="check"><input type="checkbox" checked=${previous}
-        onChange=${(event) => look({ run: event.target.checked ? "previous" : "" })} /> previous run</label>
+        onChange=${(event) => look({ run: event.target.checked ? "previous" : "" })} /> Previous run</label>
       <${Button} small onClick=${() => download(id, previous)}>Download<//>`
       }
       <span class="spring"></span>

@@ -72,7 +72,7 @@ function ModelList({ models, ask }) {
   const columns = [
     { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
     { name: "ready", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
-    { name: "copies", title: "Copies", align: "right", value: (row) => row.copies?.wanted ?? null, cell: copiesOf },
+    { name: "copies", title: "Replicas", align: "right", value: (row) => row.copies?.wanted ?? null, cell: copiesOf },
     {
       name: "in_flight",
       title: "In flight",
@@ -133,8 +133,8 @@ function ModelList({ models, ask }) {
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
           aria-label=${`Connect a client to ${row.id}`}>Connect</a>
-        <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.id}`}
-          onClick=${() => ask(row.id)}>Where to?<//></span>`,
+        <${Button} small tone="quiet" aria-label=${`Route of a request for ${row.id}`}
+          onClick=${() => ask(row.id)}>Route<//></span>`,
     },
   ];
   return html`<${Card} title="Models" flush><${Table} label="Models" columns=${columns} rows=${models} sort="id"
@@ -147,7 +147,7 @@ function ModelList({ models, ask }) {
     }<//>`;
 }
 
-/** How many of a model's copies are ready, of how many. */
+/** How many of a model's replicas are ready, of how many. */
 function copiesOf(/** @type {Model} */ { copies }) {
   if (!copies) return html`<span class="muted">–</span>`;
   const starting = copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : "";
@@ -166,12 +166,12 @@ function NameList({ names, ask }) {
   /** @type {import("../ui/table.js").Column<Alias>[]} */
   const columns = [
     { name: "name", title: "Name", value: (row) => row.name, cell: (row) => html`<b class="name">${row.name}</b>` },
-    { name: "targets", title: "Answered by", cell: (row) => html`<${Targets} alias=${row} />` },
-    { name: "fallbacks", title: "Else", cell: (row) => long((row.fallbacks ?? []).join(", then ")) },
-    { name: "longer", title: "Long prompts", extra: true, cell: (row) => long(row.longer) },
+    { name: "targets", title: "Targets", cell: (row) => html`<${Targets} alias=${row} />` },
+    { name: "fallbacks", title: "Fallbacks", cell: (row) => long((row.fallbacks ?? []).join(", then ")) },
+    { name: "longer", title: "Long-context model", extra: true, cell: (row) => long(row.longer) },
     {
       name: "shadow",
-      title: "Copies to",
+      title: "Shadow",
       extra: true,
       cell: ({ shadow }) =>
         long(shadow && `${shadow.model ?? shadow}${shadow.share < 1 ? ` (${percent(shadow.share)})` : ""}`),
@@ -184,8 +184,8 @@ function NameList({ names, ask }) {
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.name })}
           aria-label=${`Connect a client to ${row.name}`}>Connect</a>
-        <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.name}`}
-          onClick=${() => ask(row.name)}>Where to?<//></span>`,
+        <${Button} small tone="quiet" aria-label=${`Route of a request for ${row.name}`}
+          onClick=${() => ask(row.name)}>Route<//></span>`,
     },
   ];
   return html`<${Card} title="Names" lead="Names of requests that the configuration maps to models." flush>
@@ -252,7 +252,7 @@ export function Explained({ model, body, onClose }) {
     { name: "load", title: "Load", align: "right", cell: (row) => `${row.in_flight} / ${row.in_flight_max}` },
     { name: "why", title: "Remark", cell: (row) => row.why_not ?? (row.overloaded ? "more loaded than others" : "") },
   ];
-  return html`<${Dialog} wide title=${`Where would a request for ${model} go now?`} onClose=${onClose}
+  return html`<${Dialog} wide title=${`Route of a request for ${model}`} onClose=${onClose}
       actions=${html`<button type="button" class="button" onClick=${onClose}>Close</button>`}>
     ${error && html`<p class="field-error" role="alert">${error.message}</p>`}
     ${!answer && !error && html`<p class="muted">Asking…</p>`}

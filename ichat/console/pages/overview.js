@@ -13,6 +13,7 @@ import {
   number,
   Page,
   StateBadge,
+  stateName,
   Table,
   useMemo,
   useTick,
@@ -42,7 +43,7 @@ export default function Overview({ params }) {
   useTick();
   const { workers, models } = state;
   if (!workers.length && !models.length) return html`<${Welcome} />`;
-  return html`<${Page} title="Overview" lead="What runs, what is wrong, and the last hour.">
+  return html`<${Page} title="Overview" lead="What runs, problems, and the last hour.">
     <${Problems} found=${problemsOf(state)} isLive=${state.connection === "live"} />
     <${Figures} state=${state} />
     <${Picture} state=${state} isTable=${params.query.view === "table"} />
@@ -62,12 +63,8 @@ function Problems({ found, isLive }) {
   const wrong = found.filter((one) => one.tone !== "busy");
   const coming = found.filter((one) => one.tone === "busy");
   const badge = wrong.length > 0 && html`<${Badge} tone=${wrong[0].tone}>${wrong.length}<//>`;
-  const title = isLive ? "What is wrong now" : "What was wrong";
-  return html`${
-    !wrong.length &&
-    isLive &&
-    html`<div class="fine"><${Icon} name="check" /> Nothing is wrong that the gateway knows of.</div>`
-  }
+  const title = isLive ? "Problems" : "Last known problems";
+  return html`${!wrong.length && isLive && html`<div class="fine"><${Icon} name="check" /> No problems.</div>`}
     ${
       wrong.length > 0 &&
       html`<${Card} title=${title} actions=${badge} flush><${Lines} lines=${wrong} kind="problems" /><//>`
@@ -190,9 +187,10 @@ export function readiness(model, workers) {
     return html`<${Badge} tone="busy">loading<//><span class="sub">${loadWords(coming)}</span>`;
   }
   const tone = coming && isReturning(coming) ? "busy" : "warn";
-  if (coming) return html`<${Badge} tone=${tone}>${coming.state}<//><span class="sub">${stateWords(coming)}</span>`;
+  if (coming)
+    return html`<${Badge} tone=${tone}>${stateName(coming.state)}<//><span class="sub">${stateWords(coming)}</span>`;
   if (model.loaded === false) return html`<${Badge}>on demand<//>`;
-  return html`<${Badge} tone="bad">not served<//>`;
+  return html`<${Badge} tone="bad">no replicas<//>`;
 }
 
 /** @param {{ workers: Worker[] }} props */

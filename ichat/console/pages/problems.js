@@ -1,6 +1,7 @@
 // The present problems, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
+import { stateName } from "../ui/basics.js";
 import { count, duration, left, passed, percent, timeOfDay } from "../ui/format.js";
 import { comingOf, isLoading, isReturning, loadWords, reasonOf } from "./states.js";
 
@@ -99,7 +100,7 @@ function ofWorker(worker) {
     found.push({
       id: worker.worker_id,
       tone,
-      title: `${worker.worker_id} is ${worker.state}`,
+      title: `${worker.worker_id} is ${stateName(worker.state)}`,
       text: reasonOf(worker) + again,
       href,
     });
@@ -132,12 +133,12 @@ function ofModel(model, workers) {
   }
   if (coming && isReturning(coming)) {
     const page = hrefOf("workers", [coming.worker_id]);
-    const text = `${coming.worker_id} is ${coming.state}, and is started again.${waits && ` ${waits} for it.`}`;
+    const text = `${coming.worker_id} is ${stateName(coming.state)}, and is started again.${waits && ` ${waits} for it.`}`;
     return [{ id, tone: "busy", title: `${model.id} is being restarted`, text, href: page }];
   }
   if (model.workers === 0 && model.loaded === null && !coming) {
     const text = waits ? `${waits} for it.` : "No worker and no route serves it now.";
-    return [{ id, tone: "bad", title: `${model.id} is not served`, text, href }];
+    return [{ id, tone: "bad", title: `${model.id} has no replicas`, text, href }];
   }
   if (model.waiting_s !== null && model.waiting_s >= WAITS_S) {
     const oldest = duration(passed(model.waiting_s, model.seen_at));

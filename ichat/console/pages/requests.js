@@ -14,6 +14,7 @@ import {
   Empty,
   html,
   Page,
+  stateName,
   Table,
   toast,
   useState,
@@ -53,7 +54,7 @@ export function whyOf(request, models, workers) {
     const coming = isNone ? comingOf(workers, request.model) : undefined;
     if (coming && isLoading(coming)) return `${line}: the model is being loaded: ${loadWords(coming)}.`;
     if (coming)
-      return `${[line, `${coming.worker_id} is ${coming.state}`, stateLine(coming)].filter(Boolean).join(": ")}`;
+      return `${[line, `${coming.worker_id} is ${stateName(coming.state)}`, stateLine(coming)].filter(Boolean).join(": ")}`;
     if (isNone) return `${line}: nothing serves it now.`;
     return `${line}: every worker has as many requests as it may have (${model?.in_flight ?? "?"} in flight).`;
   }

@@ -1,5 +1,6 @@
 // The states of workers and the progress of their loads, in words: pure functions of their rows.
 
+import { stateName } from "../ui/basics.js";
 import { duration, left, passed } from "../ui/format.js";
 
 /** @import { Worker } from "../store.js" */
@@ -57,7 +58,7 @@ export function phasesOf(worker) {
  */
 export function stepOf(worker) {
   const phase = worker.load?.phases.at(-1);
-  return phase ? [phase.name, phase.detail].filter(Boolean).join(" ") : (worker.phase ?? worker.state);
+  return phase ? [phase.name, phase.detail].filter(Boolean).join(" ") : (worker.phase ?? stateName(worker.state));
 }
 
 /**

@@ -115,7 +115,7 @@ function columnsOf(names, hasCosts) {
     amount("requests", "Requests"),
     amount("errors", "Errors", { extra: true }),
     amount("input_tokens", "Tokens in"),
-    amount("cached_tokens", "of these cached", { extra: true }),
+    amount("cached_tokens", "Cached", { extra: true }),
     amount("output_tokens", "Tokens out"),
     amount("busy_s", "Time", { extra: true, cell: (row) => duration(row.busy_s) }),
     ...(hasCosts ? [amount("cost", "Cost", { cell: (row) => (row.cost === null ? "–" : money(row.cost)) })] : []),
@@ -293,7 +293,7 @@ export default function Usage({ params }) {
   }, [JSON.stringify(question), round]);
   const set = (/** @type {Partial<Question>} */ change) =>
     replace("usage", [], addressOf({ ...questionOf(readRoute().query), ...change }));
-  const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Read again<//>
+  const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Refresh<//>
     <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>Save as CSV<//>`;
   return html`<${Page} title="Usage" actions=${actions}
     lead="Requests and tokens of each key, model and worker. Days and months are those of UTC.">

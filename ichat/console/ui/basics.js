@@ -109,6 +109,16 @@ const STATES = {
   failed: "bad",
 };
 
+/** What people read in place of the API's word. @type {Record<string, string>} */
+const STATE_NAMES = { following: "member", stale: "unknown", wedged: "stuck" };
+
+/**
+ * Return the name of a worker's state, as people read it.
+ *
+ * @param {string} state
+ */
+export const stateName = (state) => STATE_NAMES[state] ?? state;
+
 /**
  * Return the tone of a worker's state.
  *
@@ -117,12 +127,12 @@ const STATES = {
 export const toneOfState = (state) => STATES[state] ?? "busy";
 
 /**
- * The state of a worker.
+ * The state of a worker; the API's word for it stands in the title.
  *
  * @param {{ state: string }} props
  */
 export function StateBadge({ state }) {
-  return html`<${Badge} tone=${toneOfState(state)}>${state}<//>`;
+  return html`<${Badge} tone=${toneOfState(state)} title=${state}>${stateName(state)}<//>`;
 }
 
 /**

@@ -51,7 +51,7 @@ test("the worst is first, a refused file before all else, and a load last: it is
   assert.match(found[0][1], /^ichat\.toml is refused since/);
   assert.equal(found[0][2], "a (and 1 more mistake)");
   assert.deepEqual(found[1], ["bad", "dead-0 is failed", "Out of memory."]);
-  assert.deepEqual(found[2], ["bad", "lost is not served", "No worker and no route serves it now."]);
+  assert.deepEqual(found[2], ["bad", "lost has no replicas", "No worker and no route serves it now."]);
   assert.deepEqual(found[5].slice(0, 2), ["busy", "slow is loading"]);
   assert.match(found[5][2], /^Loading weights, ready in about 40 s\. 1 request waits for it\.$/);
 });
@@ -62,7 +62,7 @@ test("a model whose worker is down is named once, by its worker", () => {
     ["bad", "a-0 is failed", "ended with exit code 1"],
   ]);
   const found = told({ workers, models: [model("a", { workers: 0, queued: 2 })] });
-  assert.deepEqual(found[1], ["bad", "a is not served", "2 requests wait for it."]);
+  assert.deepEqual(found[1], ["bad", "a has no replicas", "2 requests wait for it."]);
 });
 
 test("a request that waits long, an open circuit, a lost GPU and short memory are problems", () => {

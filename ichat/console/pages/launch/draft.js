@@ -113,7 +113,7 @@ function guess(text) {
  */
 export function copiesIn(text) {
   const found = /^(\d+)(?:\s*[-–]\s*(\d+))?$/.exec(text.trim());
-  if (!found) throw new Error(`Copies are a number such as 3, or a range such as 1-4, and not: ${text}`);
+  if (!found) throw new Error(`Replicas are a number such as 3, or a range such as 1-4, and not: ${text}`);
   return { min: Number(found[1]), max: Number(found[2] ?? found[1]) };
 }
 

@@ -1,7 +1,7 @@
 // The contents of the picture's nodes of models, workers and GPUs. Pure functions.
 
 import { hrefOf } from "../../router.js";
-import { toneOfState } from "../../ui/basics.js";
+import { stateName, toneOfState } from "../../ui/basics.js";
 import { bytes, count, number, percent } from "../../ui/format.js";
 import { comingOf, elapsedOf, expectedOf, isLoading, isReturning, loadWords, stateWords } from "../states.js";
 
@@ -53,9 +53,9 @@ export function faceOf(model, workers) {
   if (model.workers) return { ...face, tone: "ok", note: said(works) || "ready" };
   if (coming && isLoading(coming))
     return { ...face, tone: "busy", note: said(loadWords(coming)), load: loadOf(coming) };
-  if (coming) return { ...face, tone: "warn", note: said(stateWords(coming) || coming.state) };
+  if (coming) return { ...face, tone: "warn", note: said(stateWords(coming) || stateName(coming.state)) };
   if (model.loaded === false) return { ...face, tone: "idle", note: said("on demand") };
-  return { ...face, tone: "bad", note: said("not served") };
+  return { ...face, tone: "bad", note: said("no replicas") };
 }
 
 /**
@@ -70,7 +70,7 @@ export function faceOfWorkers(members, model) {
   const works = inFlight ? `${number(inFlight)} in flight` : "";
   if (members.length === 1) {
     const [worker] = members;
-    const note = worker.state === "ready" ? works || "ready" : stateWords(worker) || worker.state;
+    const note = worker.state === "ready" ? works || "ready" : stateWords(worker) || stateName(worker.state);
     const href = hrefOf("workers", [worker.worker_id]);
     return { title: worker.worker_id, tone: toneOf(worker), note, load: loadOf(worker), href };
   }

@@ -3,7 +3,7 @@
 import { api, asKey } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import { useStore } from "../../store.js";
-import { Button, Field, html, Notice, toast, useEffect, useState } from "../../ui.js";
+import { Button, Field, html, Notice, stateName, toast, useEffect, useState } from "../../ui.js";
 import { comingOf, isLoading } from "../states.js";
 
 const KEY = "ichat.client_key";
@@ -56,7 +56,7 @@ export function ModelChoice({ value, onChange, label = "Model" }) {
     if (!model) return names.includes(name) ? "" : " (gone)";
     if (model.workers) return "";
     const coming = comingOf(workers, name);
-    if (coming) return isLoading(coming) ? " (loading)" : ` (${coming.state})`;
+    if (coming) return isLoading(coming) ? " (loading)" : ` (${stateName(coming.state)})`;
     return model.loaded === null ? " (not ready)" : " (not loaded)";
   };
   const shown = value && !names.includes(value) ? [value, ...names] : names;

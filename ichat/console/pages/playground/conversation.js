@@ -64,7 +64,7 @@ function ReplyEntry({ entry, side, isLast }) {
     !isOpen(reply) &&
     html`<${Button} small tone="quiet"
     onClick=${async () => regenerate(side.id, entry.id)}>
-    ${reply.state === "failed" ? "Try again" : "Another answer"}<//>`;
+    ${reply.state === "failed" ? "Try again" : "Regenerate"}<//>`;
   return html`<article class="said by-model" data-state=${reply.state}>
     ${thoughts && html`<${Thoughts} text=${thoughts} isOpen=${!text && isOpen(reply)} />`}
     ${text && html`<${Markdown} text=${text} />`}

@@ -14,6 +14,7 @@ import {
   Notice,
   number,
   percent,
+  stateName,
   Tabs,
   useState,
   useTick,
@@ -97,7 +98,8 @@ export function Waiting({ reply, model }) {
   const coming = targets.map((one) => comingOf(workers, one)).find(Boolean);
   if (coming && isLoading(coming)) return html`<${Loading} worker=${coming} model=${model} waited=${waited} />`;
   if (reply.note) return line(`L${reply.note.slice(1)}`);
-  if (coming) return line([`${coming.worker_id} is ${coming.state}`, stateWords(coming)].filter(Boolean).join(", "));
+  if (coming)
+    return line([`${coming.worker_id} is ${stateName(coming.state)}`, stateWords(coming)].filter(Boolean).join(", "));
   const isCold = models.some((one) => one.loaded === false && targets.includes(one.id));
   return line(isCold ? `${model} is not loaded yet: its worker is about to be started` : "Waiting for a worker");
 }
@@ -149,8 +151,8 @@ export function Who({ reply, body, onClose }) {
     ["Request", told.request && html`<a href=${hrefOf("requests", [told.request])}>${told.request}</a>`],
     ["Why it ended", reply.finish],
   ];
-  return html`<${Dialog} title="Who has answered" onClose=${onClose} actions=${html`
-    <${Button} onClick=${() => void setAsking(true)}>Where would it go now, and why?<//><span class="spring"></span>
+  return html`<${Dialog} title="Details" onClose=${onClose} actions=${html`
+    <${Button} onClick=${() => void setAsking(true)}>Route of this request<//><span class="spring"></span>
     <button type="button" class="button" onClick=${onClose}>Close</button>`}>
     <${Facts} facts=${facts} />
     ${!told.worker && html`<p class="hint">${reply.state === "failed" ? "No worker has answered." : UNNAMED}</p>`}<//>`;
@@ -185,8 +187,8 @@ export function ReplyButtons({ reply, text, body, path, more }) {
   return html`<span class="reply-buttons">
     ${text && html`<${Copy} text=${text} />`}
     ${more}
-    <${Button} small tone="quiet" onClick=${() => setOpen("program")}>As a program<//>
-    <${Button} small tone="quiet" onClick=${() => setOpen("who")}>Who, and why?<//>
+    <${Button} small tone="quiet" onClick=${() => setOpen("program")}>Code<//>
+    <${Button} small tone="quiet" onClick=${() => setOpen("who")}>Details<//>
     ${open === "program" && html`<${AsProgram} path=${path} body=${body} onClose=${close} />`}
     ${open === "who" && html`<${Who} reply=${reply} body=${body} onClose=${close} />`}</span>`;
 }

@@ -9,7 +9,7 @@ import { toolsIn } from "./request.js";
 /** @type {[keyof Values, string, string][]} */
 const FIELDS = [
   ["temperature", "Temperature", "0: always the likeliest word; 1: as trained; more: wilder."],
-  ["max_tokens", "Tokens at most", "The answer is cut off there."],
+  ["max_tokens", "Max tokens", "The answer is cut off there."],
   ["top_p", "top_p", "Only the likeliest words that make up this share."],
   ["top_k", "top_k", "Only this many of the likeliest words."],
   ["seed", "Seed", "The same number gives the same answer, mostly."],
