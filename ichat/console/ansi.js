@@ -1,5 +1,7 @@
 // The colours that programs write for terminals, as parts of a text; nothing else that a terminal would obey.
 
+import { t } from "./texts.js";
+
 /** @typedef {{ text: string, look: string }} Part a part of a line, and its classes */
 
 /** Selections of colours, other sequences of a terminal, and characters that a page would obey or not show. */
@@ -25,7 +27,9 @@ export const SHOWN_MAX = 4000;
  */
 export function partsOf(line) {
   const cut =
-    line.length > SHOWN_MAX ? `${line.slice(0, SHOWN_MAX)} … ${line.length - SHOWN_MAX} characters more` : line;
+    line.length > SHOWN_MAX
+      ? t("{line} … {count} characters more", { line: line.slice(0, SHOWN_MAX), count: line.length - SHOWN_MAX })
+      : line;
   /** @type {Part[]} */
   const parts = [];
   const style = { color: "", isBold: false, isDim: false };

@@ -1,5 +1,7 @@
 // The gateway's API: requests, streams of events, and the operator's key, which stays in this tab.
 
+import { t } from "./texts.js";
+
 /** The address of the gateway, which may be below a proxy's path. */
 export const BASE = new URL("..", document.baseURI).href.replace(/\/$/, "");
 const KEY = "ichat.admin_key";
@@ -67,7 +69,7 @@ export async function send(path, { method = "GET", body, key = adminKey(), heade
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "The gateway cannot be reached.");
+    throw new ApiError(0, "unreachable", t("The gateway cannot be reached."));
   }
   if (response.ok) return response;
   throw await errorOf(response);
@@ -78,7 +80,14 @@ async function errorOf(/** @type {Response} */ response) {
     const { error } = await response.json();
     return new ApiError(response.status, error.code ?? "", error.message);
   } catch {
-    return new ApiError(response.status, "", `The gateway answered with ${response.status} ${response.statusText}.`);
+    return new ApiError(
+      response.status,
+      "",
+      t("The gateway answered with {status} {statusText}.", {
+        status: response.status,
+        statusText: response.statusText,
+      }),
+    );
   }
 }
 
@@ -140,7 +149,7 @@ export async function stream(path, options, onEvent) {
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ApiError) throw error;
-    if (error instanceof TypeError) throw new ApiError(0, "broken_off", "The stream from the gateway broke off.");
+    if (error instanceof TypeError) throw new ApiError(0, "broken_off", t("The stream from the gateway broke off."));
     throw error;
   } finally {
     reader.cancel().catch(() => {});

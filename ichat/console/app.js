@@ -5,6 +5,7 @@ import { PAGES } from "./pages/index.js";
 import { forgetChat } from "./pages/playground/chat.js";
 import { go, hrefOf, useRoute } from "./router.js";
 import { hasKey, login, reconnect, useStore } from "./store.js";
+import { chooseLanguage, otherLanguage, t, tParts } from "./texts.js";
 import {
   Button,
   Dialog,
@@ -80,7 +81,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => disp
 /** @param {{ current?: string, isOpen: boolean, close: () => void }} props */
 function Navigation({ current, isOpen, close }) {
   const groups = [...new Set(PAGES.map((page) => page.group))];
-  return html`<nav id="navigation" class=${isOpen ? "open" : ""} aria-label="Pages" onClick=${close}>
+  return html`<nav id="navigation" class=${isOpen ? "open" : ""} aria-label=${t("Pages")} onClick=${close}>
     ${groups.map(
       (group) => html`<div key=${group} class="nav-group"><h2>${group}</h2>
       ${PAGES.filter((page) => page.group === group).map(
@@ -94,10 +95,10 @@ function Navigation({ current, isOpen, close }) {
 
 /** @type {Record<State["connection"], [string, string]>} */
 const CONNECTIONS = {
-  live: ["ok", "Live"],
-  connecting: ["busy", "Connecting"],
-  lost: ["bad", "Not connected"],
-  denied: ["warn", "Locked"],
+  live: ["ok", t("Live")],
+  connecting: ["busy", t("Connecting")],
+  lost: ["bad", t("Not connected")],
+  denied: ["warn", t("Locked")],
 };
 
 function Connection() {
@@ -108,13 +109,11 @@ function Connection() {
   const [tone, text] = CONNECTIONS[connection];
   const isOld = connection === "lost";
   const uptime = gateway && gateway.uptime_s + ((isOld && lostAt ? lostAt : Date.now()) - gateway.seen_at) / 1000;
+  const holes = { uptime: duration(uptime), at: timeOfDay((lostAt ?? 0) / 1000) };
+  const uptimeWords = isOld ? t("as of {at}: up {uptime}", holes) : t("up {uptime}", holes);
   return html`<div class="connection" data-connection=${connection}>
     <span><i class=${`dot ${tone}`}></i>${text}</span>
-    ${
-      gateway &&
-      html`<span class=${isOld ? "muted old" : "muted"}>iChat ${gateway.version} ·
-      ${isOld ? ` as of ${timeOfDay((lostAt ?? 0) / 1000)}:` : ""} up ${duration(uptime)}</span>`
-    }
+    ${gateway && html`<span class=${isOld ? "muted old" : "muted"}>iChat ${gateway.version} · ${uptimeWords}</span>`}
   </div>`;
 }
 
@@ -125,7 +124,7 @@ function lock() {
   location.reload();
 }
 
-const UNKNOWN = "The gateway does not know this key.";
+const UNKNOWN = t("The gateway does not know this key.");
 
 /**
  * Asks for the operator's key, or says why none would help.
@@ -141,42 +140,50 @@ function Locked({ error }) {
     login(asKey(key));
   };
   if (error.status === 403 && !hasKey()) {
-    return html`<${Empty} icon="lock" title="This page is for operators"><p>${error.message}</p><//>`;
+    return html`<${Empty} icon="lock" title=${t("This page is for operators")}><p>${error.message}</p><//>`;
   }
   return html`<form class="login card" onSubmit=${submit}>
     <${Icon} name="lock" size=${28} />
-    <h1>Operator's key</h1>
-    <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>; where there is none,
-      open the link that <code>./ichat.pyz console</code> prints. It stays in this tab and is forgotten when the tab
-      closes.</p>
-    <${Field} label="Key" error=${hasKey() ? (error.status === 403 ? error.message : UNKNOWN) : ""}>
-      <input ref=${field} type="password" aria-label="Key" autocomplete="off" spellcheck="false" value=${key}
+    <h1>${t("Operator's key")}</h1>
+    <p class="hint">${tParts(
+      "The key of {variable} or {hash}; where there is none, open the link that {command} prints. It stays in this tab and is forgotten when the tab closes.",
+      {
+        variable: html`<code>security.admin_key_env</code>`,
+        hash: html`<code>admin_key_hash</code>`,
+        command: html`<code>./ichat.pyz console</code>`,
+      },
+    )}</p>
+    <${Field} label=${t("Key")} error=${hasKey() ? (error.status === 403 ? error.message : UNKNOWN) : ""}>
+      <input ref=${field} type="password" aria-label=${t("Key")} autocomplete="off" spellcheck="false" value=${key}
         onInput=${(event) => setKey(event.target.value)} required /><//>
-    <button class="button primary" type="submit">Open</button>
+    <button class="button primary" type="submit">${t("Open")}</button>
   </form>`;
 }
 
 /** @param {{ error: ApiError | null }} props */
 function Lost({ error }) {
   const lostAt = useStore((all) => all.lostAt);
-  return html`<${Notice} tone="bad" title="No connection to the gateway."
-    actions=${html`<${Button} small onClick=${() => reconnect()}>Try now<//>`}>
-    ${error?.message} ${lostAt ? `What you see is as of ${timeOfDay(lostAt / 1000)}; this` : "This"} page connects
-    again by itself.<//>`;
+  return html`<${Notice} tone="bad" title=${t("No connection to the gateway.")}
+    actions=${html`<${Button} small onClick=${() => reconnect()}>${t("Try now")}<//>`}>
+    ${error?.message} ${
+      lostAt
+        ? t("What you see is as of {at}; this page connects again by itself.", { at: timeOfDay(lostAt / 1000) })
+        : t("This page connects again by itself.")
+    }<//>`;
 }
 
 /** @param {{ onClose: () => void }} props */
 function Help({ onClose }) {
-  return html`<${Dialog} title="Keyboard" onClose=${onClose} actions=${html`<button type="button" class="button"
-    onClick=${onClose}>Close</button>`}><dl class="facts keys-help">
+  return html`<${Dialog} title=${t("Keyboard")} onClose=${onClose} actions=${html`<button type="button" class="button"
+    onClick=${onClose}>${t("Close")}</button>`}><dl class="facts keys-help">
     ${PAGES.map(
       (page) => html`<div key=${page.name}><dt><kbd>g</kbd> <kbd>${page.key}</kbd></dt>
       <dd>${page.title}</dd></div>`,
     )}
-    <div><dt><kbd>/</kbd></dt><dd>Find on this page</dd></div>
-    <div><dt><kbd>↑</kbd> <kbd>↓</kbd> <kbd>Enter</kbd></dt><dd>Walk through a table, open a row</dd></div>
-    <div><dt><kbd>t</kbd></dt><dd>Dark or light</dd></div>
-    <div><dt><kbd>?</kbd></dt><dd>This list</dd></div></dl><//>`;
+    <div><dt><kbd>/</kbd></dt><dd>${t("Find on this page")}</dd></div>
+    <div><dt><kbd>↑</kbd> <kbd>↓</kbd> <kbd>Enter</kbd></dt><dd>${t("Walk through a table, open a row")}</dd></div>
+    <div><dt><kbd>t</kbd></dt><dd>${t("Dark or light")}</dd></div>
+    <div><dt><kbd>?</kbd></dt><dd>${t("This list")}</dd></div></dl><//>`;
 }
 
 function Shell() {
@@ -195,27 +202,32 @@ function Shell() {
   const found = PAGES.find((page) => page.name === (route.name || "overview"));
   const content = () => {
     if (connection === "denied") return html`<${Locked} key=${error?.message} error=${error} />`;
-    if (!found) return html`<${Page} title="There is no such page"><p><a href="#/overview">Overview</a></p><//>`;
-    if (!hasState) return connection === "lost" ? null : html`<div class="loading" role="status">Connecting…</div>`;
+    if (!found)
+      return html`<${Page} title=${t("There is no such page")}><p><a href="#/overview">${t("Overview")}</a></p><//>`;
+    if (!hasState)
+      return connection === "lost" ? null : html`<div class="loading" role="status">${t("Connecting…")}</div>`;
     const place = [route.name, ...route.rest].join("/");
     return html`<${Guard} key=${place}><${found.page} key=${place} params=${route} /><//>`;
   };
   return html`<a class="skip" href="#main" onClick=${(event) => {
     event.preventDefault();
     document.querySelector("main")?.focus();
-  }}>To the content</a>
+  }}>${t("To the content")}</a>
   <header class="bar">
-    <button type="button" class="icon-button only-narrow" aria-label="Pages" aria-expanded=${isOpen}
+    <button type="button" class="icon-button only-narrow" aria-label=${t("Pages")} aria-expanded=${isOpen}
       aria-controls="navigation" onClick=${() => setOpen(!isOpen)}>
       <${Icon} name=${isOpen ? "close" : "menu"} /></button>
     <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="22" height="22" />iChat</a>
     <span class="spring"></span>
     <${Connection} />
-    <button type="button" class="icon-button" title="Dark or light (t)" aria-label="Dark or light" onClick=${turnTheme}>
+    <button type="button" class="icon-button" title=${t("Dark or light (t)")} aria-label=${t("Dark or light")} onClick=${turnTheme}>
       <${Icon} name="theme" /></button>
-    <button type="button" class="icon-button" title="Keyboard (?)" aria-label="Keyboard" onClick=${() => setHelp(true)}>
+    <button type="button" class="icon-button" title=${t("Keyboard (?)")} aria-label=${t("Keyboard")} onClick=${() => setHelp(true)}>
       <kbd>?</kbd></button>
-    ${hasKey() && html`<${Button} small tone="quiet" icon="lock" onClick=${lock}>Lock<//>`}
+    <button type="button" class="icon-button" lang=${otherLanguage.tag} title=${otherLanguage.name}
+      aria-label=${`${otherLanguage.short}: ${otherLanguage.name}`}
+      onClick=${() => chooseLanguage(otherLanguage.code)}>${otherLanguage.short}</button>
+    ${hasKey() && html`<${Button} small tone="quiet" icon="lock" onClick=${lock}>${t("Lock")}<//>`}
   </header>
   <div class="frame">
     <${Navigation} current=${found?.name} isOpen=${isOpen} close=${() => setOpen(false)} />

@@ -3,6 +3,7 @@
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
 import { useLayoutEffect, useRef } from "preact/hooks";
+import { t } from "./texts.js";
 import { copyText } from "./ui/basics.js";
 import { html } from "./ui/html.js";
 
@@ -14,7 +15,7 @@ const TEXT_MAX = 100_000;
 /** The length of such a piece; a longer paragraph is shown as it is. */
 const PIECE_MAX = 20_000;
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})\s*(\S*)/;
-const TOO_LONG = "<p><em>The next part is too long to format, and is shown as text.</em></p>";
+const TOO_LONG = `<p><em>${t("The next part is too long to format, and is shown as text.")}</em></p>`;
 /** A paragraph with more characters keeps the parser busy for seconds. */
 const MARKS_MAX = 2000;
 const INDENT_MAX = 40;
@@ -84,7 +85,7 @@ const marked = new Marked({
     image: ({ href, text }) =>
       PICTURE.test(href)
         ? `<img src="${escaped(href)}" alt="${escaped(text)}">`
-        : `<a href="${escaped(href)}">${escaped(text ? `Picture: ${text}` : "Picture")}</a>`,
+        : `<a href="${escaped(href)}">${escaped(text ? t("Picture: {text}", { text }) : t("Picture"))}</a>`,
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
@@ -274,12 +275,12 @@ function frame(pre) {
   if (language === "text") pre.className = "plain";
   const box = element("div", "md-code");
   const bar = element("div", "md-bar");
-  const button = element("button", "button quiet small", "Copy");
+  const button = element("button", "button quiet small", t("Copy"));
   button.type = "button";
   button.addEventListener("click", async () => {
     await copyText(pre.textContent);
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    button.textContent = t("Copied");
+    setTimeout(() => (button.textContent = t("Copy")), 1500);
   });
   bar.append(element("span", "", /^[\w+#.-]{1,24}$/.test(language) ? language : ""), button);
   pre.replaceWith(box);

@@ -3,6 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
 import { NO_LANES, NO_RATES, withLanes } from "./pages/picture/lanes.js";
+import { t } from "./texts.js";
 import { useRedraw } from "./ui/hooks.js";
 
 const FIRST_MS = 500;
@@ -141,7 +142,7 @@ async function follow(/** @type {AbortSignal} */ signal) {
     const began = Date.now();
     try {
       await connect(signal);
-      if (!signal.aborted) lose(new ApiError(0, "ended", "The gateway has ended."));
+      if (!signal.aborted) lose(new ApiError(0, "ended", t("The gateway has ended.")));
     } catch (error) {
       if (signal.aborted) return;
       if (error.status === 401 || error.status === 403) {
@@ -178,7 +179,7 @@ async function connect(/** @type {AbortSignal} */ signal) {
       take(event.name, JSON.parse(event.data));
     });
   } catch (error) {
-    if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", "The gateway has gone silent.");
+    if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", t("The gateway has gone silent."));
     throw error;
   } finally {
     clearTimeout(timer);

@@ -2,6 +2,7 @@
 
 export { render } from "preact";
 export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+export * from "./ui/api_words.js";
 export * from "./ui/basics.js";
 export * from "./ui/chart.js";
 export * from "./ui/format.js";

@@ -2,6 +2,7 @@
 
 import pytest
 from support.browser import chromium
+from support.console_state import busy_cluster, busy_requests, finished, told
 from support.programs import LIMIT_S, Program, ichat
 
 WORKER = """
@@ -52,9 +53,15 @@ class Watched:
 
 
 @pytest.fixture
-def context(browser):
+def locale():
+    """The browser's language."""
+    return "en-US"
+
+
+@pytest.fixture
+def context(browser, locale):
     """A fresh profile; the test fails if a page of it did what it must not (`context.watched.allowed`)."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", locale=locale)
     context.set_default_timeout(LIMIT_S * 1000)
     context.watched = Watched(context)
     yield context
@@ -82,6 +89,7 @@ class Site:
         """Open a page of the console by its link, and wait until it shows what the gateway says."""
         if self.secret and not page.url.startswith(self.url):
             page.goto(f"{self.url}#key={self.secret}")
+            page.wait_for_selector("[data-connection]")
         page.goto(f"{self.url}#/{path}")
         page.wait_for_selector("[data-connection=live]")
         return page
@@ -115,3 +123,17 @@ def site(make_site):
     for name in ("alpha-0", "beta-0"):
         made.program.wait_until_ready(name)
     return made
+
+
+@pytest.fixture
+def open_page(make_site, page):
+    """Open pages of a busy cluster: `open_page("workers")`."""
+    site = make_site()
+    told(page, ["state", busy_cluster()], ["requests", busy_requests()])
+    details = {"gpu_ids": [2, 3], "args": {"max_model_len": 8192, "seed": 0}, "changed_args": ["max_model_len"]}
+    page.route("**/v1/admin/workers/*", lambda route: route.fulfill(json=details))
+    done = {"requests": [finished(1), finished(2, status=502, error="upstream_failed")], "since": 1e9, "kept_max": 500}
+    page.route("**/v1/admin/requests/finished*", lambda route: route.fulfill(json=done))
+    body = 'id: 1\ndata: {"seq": 1, "time": "2026-01-01T10:00:00.000Z", "line": "\\u001b[31mERROR\\u001b[0m \\u001b[36mx"}\n\n'
+    page.route("**/v1/logs/**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    return lambda path: site.open(page, path)

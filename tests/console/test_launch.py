@@ -83,7 +83,9 @@ def test_copies_are_launched_on_gpus_that_the_gateway_chooses(form):
     """The text for the file has the same numbers; a number that cannot be read is said."""
     form.get_by_placeholder("Qwen/Qwen3-0.6B").fill("/models/m")
     form.get_by_label(re.compile("^Replicas")).fill("one or two")
-    expect(form.locator("[data-check=wrong]")).to_contain_text("Replicas are a number such as 3, or a range such as 1-4")
+    expect(form.locator("[data-check=wrong]")).to_contain_text(
+        "Replicas are a number such as 3, or a range such as 1-4"
+    )
     form.get_by_label(re.compile("^Replicas")).fill("1-3")
     form.get_by_label(re.compile("^Number of GPUs")).fill("0")
     expect(form.get_by_role("group", name="GPUs")).to_have_count(0)

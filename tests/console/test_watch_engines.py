@@ -166,7 +166,9 @@ def test_load_and_the_kv_caches_are_the_engines_own(place, show, page):
         expect(page.locator(".chart", has_text="KV cache in use").locator("b")).to_have_text(some_percent())
         for worker in WORKERS:
             show(f"workers/{worker}")
-            load = page.locator(".card", has=page.get_by_role("heading", name="Load", exact=True)).locator(".facts div")
+            load = page.locator(".card", has=page.get_by_role("heading", name="Current load", exact=True)).locator(
+                ".facts div"
+            )
             expect(load.filter(has_text="The engine works on")).to_contain_text("1")
             expect(load.filter(has_text="KV cache in use")).to_contain_text(re.compile(r"[1-9]\d* %"))
             expect(load.filter(has_text="Tokens since its start")).to_contain_text(re.compile(r"[1-9]"))

@@ -39,6 +39,13 @@ STREAM = """
 """
 """Runs before the page's own scripts: the event stream has these events, and those that `tell` adds."""
 
+PAGES = (
+    "overview", "workers", "workers/llama-70b-0", "workers/llama-70b-0?tab=log", "workers/llama-70b-0?tab=arguments",
+    "workers/gemma-27b-0", "models", "machines", "requests", "requests/req-0001", "log", "playground", "launch",
+    "config", "keys", "usage", "nothing/of/the/kind",
+)  # fmt: skip
+"""Every page, as addresses in the console of a busy cluster."""
+
 
 def told(page, *events):
     """Have a page's event stream consist of these events, rather than of the gateway's."""

@@ -117,6 +117,10 @@ def _prose_of_markdown(text: str) -> list[str]:
     return [text]
 
 
+TRANSLATIONS = "texts.zh.js"
+"""Its keys are sentences of other files."""
+
+
 def _others(root: pathlib.Path) -> dict[str, collections.Counter[str]]:
     """Return the habits in files that are no modules, by the kind of file."""
     kinds = {
@@ -132,7 +136,7 @@ def _others(root: pathlib.Path) -> dict[str, collections.Counter[str]]:
             part
             for pattern in patterns
             for path in sorted(root.glob(pattern))
-            if "vendor" not in path.parts
+            if "vendor" not in path.parts and path.name != TRANSLATIONS
             for part in prose_of(path.read_text(encoding="utf-8"))
         ])
         for kind, (patterns, prose_of) in kinds.items()

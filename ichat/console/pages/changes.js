@@ -1,6 +1,7 @@
 // Actions on workers and models, as buttons that ask first where something ends.
 
 import { api } from "../api.js";
+import { t } from "../texts.js";
 import { Button, confirm, Dialog, duration, Field, html, Notice, toast, useState } from "../ui.js";
 import { copiesIn } from "./launch/draft.js";
 
@@ -8,12 +9,16 @@ import { copiesIn } from "./launch/draft.js";
 
 /** @typedef {"load" | "unload" | "sleep" | "wake"} Verb */
 
-/** @type {Record<Verb, { title: string, done: string, on: string[] }>} */
+/** @type {Record<Verb, { title: string, done: (holes: Record<string, string>) => string, on: string[] }>} */
 const VERBS = {
-  load: { title: "Load", done: "is ready", on: ["cold", "asleep"] },
-  unload: { title: "Unload", done: "is unloaded", on: ["ready", "asleep", "loading", "unhealthy"] },
-  sleep: { title: "Sleep", done: "is asleep", on: ["ready"] },
-  wake: { title: "Wake", done: "is awake", on: ["asleep"] },
+  load: { title: t("Load"), done: (holes) => t("{model} is ready after {seconds}.", holes), on: ["cold", "asleep"] },
+  unload: {
+    title: t("Unload"),
+    done: (holes) => t("{model} is unloaded after {seconds}.", holes),
+    on: ["ready", "asleep", "loading", "unhealthy"],
+  },
+  sleep: { title: t("Sleep"), done: (holes) => t("{model} is asleep after {seconds}.", holes), on: ["ready"] },
+  wake: { title: t("Wake"), done: (holes) => t("{model} is awake after {seconds}.", holes), on: ["asleep"] },
 };
 
 /**
@@ -24,11 +29,13 @@ const VERBS = {
  */
 export async function change(verb, model) {
   if (verb === "unload") {
-    const text = "Its process ends once the requests that it has are answered. It is loaded again when it is wanted.";
-    if (!(await confirm({ title: `Unload ${model}?`, text, action: "Unload", danger: true }))) return;
+    const text = t(
+      "Its process ends once the requests that it has are answered. It is loaded again when it is wanted.",
+    );
+    if (!(await confirm({ title: t("Unload {model}?", { model }), text, action: t("Unload"), danger: true }))) return;
   }
   const { seconds } = await api.post(`/v1/admin/models/${verb}`, { model });
-  toast(`${model} ${VERBS[verb].done} after ${duration(seconds)}.`);
+  toast(VERBS[verb].done({ model, seconds: duration(seconds) }));
 }
 
 /**
@@ -63,9 +70,12 @@ export function CopiesDialog({ model, wanted, onClose }) {
       const name = model.split("/").map(encodeURIComponent).join("/");
       const path = /** @type {const} */ (`/v1/admin/models/${name}/replicas`);
       const { min, max, started, ending } = await api.post(path, copiesIn(text));
-      const done = [started.length && `${started.join(", ")} starts`, ending.length && `${ending.join(", ")} ends`];
+      const done = [
+        started.length && t("{started} starts", { started: started.join(", ") }),
+        ending.length && t("{ending} ends", { ending: ending.join(", ") }),
+      ];
       toast(
-        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? `${min} replicas` : `${min} to ${max} replicas`)}.`,
+        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? t("{min} replicas", { min }) : t("{min} to {max} replicas", { min, max }))}.`,
       );
       onClose();
     } catch (error) {
@@ -73,13 +83,12 @@ export function CopiesDialog({ model, wanted, onClose }) {
       setBusy(false);
     }
   };
-  return html`<${Dialog} title=${`Replicas of ${model}`} onClose=${onClose} actions=${html`
-    <button type="button" class="button" onClick=${onClose}>Cancel</button>
-    <button type="submit" form="copies" class="button primary" disabled=${isBusy}>Change</button>`}>
+  return html`<${Dialog} title=${t("Replicas of {model}", { model })} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>${t("Cancel")}</button>
+    <button type="submit" form="copies" class="button primary" disabled=${isBusy}>${t("Change")}</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
     <form id="copies" class="form" onSubmit=${scale}>
-      <${Field} wide label="Replicas" hint="3, or a range such as 1-4: then the load decides. A replica that ends answers its
-        requests first. A reload of another number ends this change.">
+      <${Field} wide label=${t("Replicas")} hint=${t("3, or a range such as 1-4: then the load decides. A replica that ends answers its requests first. A reload of another number ends this change.")}>
         <input type="text" required value=${text} onInput=${(event) => setText(event.target.value)} /><//>
     </form><//>`;
 }
@@ -90,15 +99,26 @@ export function CopiesDialog({ model, wanted, onClose }) {
  * @param {Worker & { origin?: string }} worker
  */
 export async function stop(worker) {
-  const text = `The requests that it has may end first. ${
+  const text =
     worker.origin === "configuration"
-      ? "It stays in the list, and can be started again there."
-      : "The gateway forgets it."
-  }`;
-  if (!(await confirm({ title: `Stop ${worker.worker_id}?`, text, action: "Stop", danger: true }))) return false;
+      ? t("The requests that it has may end first. It stays in the list, and can be started again there.")
+      : t("The requests that it has may end first. The gateway forgets it.");
+  if (
+    !(await confirm({
+      title: t("Stop {id}?", { id: worker.worker_id }),
+      text,
+      action: t("Stop"),
+      danger: true,
+    }))
+  )
+    return false;
   const { in_config: isOurs, stays } = await api.del(pathOf(worker));
   const returns = isOurs && !stays;
-  toast(`${worker.worker_id} is stopped${returns ? "; the next reload or start of the gateway starts it again" : ""}.`);
+  toast(
+    returns
+      ? t("{id} is stopped; the next reload or start of the gateway starts it again.", { id: worker.worker_id })
+      : t("{id} is stopped.", { id: worker.worker_id }),
+  );
   return !stays;
 }
 
@@ -115,26 +135,27 @@ export function WorkerButtons({ worker, onGone }) {
   const { state, on_demand: isOnDemand, worker_id: id } = worker;
   const ask = async (/** @type {"start" | "restart" | "drain" | "resume"} */ verb, /** @type {string} */ done) => {
     await api.post(`/v1/admin/workers/${encodeURIComponent(id)}/${verb}`);
-    toast(`${id} ${done}.`);
+    toast(done);
   };
   const restart = async () => {
-    const text = "Its process ends once the requests that it has are answered, and another is started.";
-    if (await confirm({ title: `Restart ${id}?`, text, action: "Restart", danger: true }))
-      await ask("restart", "is being restarted");
+    const text = t("Its process ends once the requests that it has are answered, and another is started.");
+    if (await confirm({ title: t("Restart {id}?", { id }), text, action: t("Restart"), danger: true }))
+      await ask("restart", t("{id} is being restarted.", { id }));
   };
   const end = async () => {
     if (await stop(worker)) onGone();
   };
   if (state === "stopped")
-    return html`<${Button} tone="primary" onClick=${() => ask("start", "is being started")}>Start<//>`;
+    return html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t("Start")}<//>`;
   const isDown = state === "failed" || state === "restarting";
-  return html`${isDown && html`<${Button} tone="primary" onClick=${() => ask("start", "is being started")}>Start<//>`}
-    ${!isDown && state !== "cold" && html`<${Button} onClick=${restart}>Restart<//>`}
+  return html`${isDown && html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t("Start")}<//>`}
+    ${!isDown && state !== "cold" && html`<${Button} onClick=${restart}>${t("Restart")}<//>`}
     ${
       !isOnDemand &&
       (state === "draining"
-        ? html`<${Button} onClick=${() => ask("resume", "gets requests again")}>Resume<//>`
-        : state === "ready" && html`<${Button} onClick=${() => ask("drain", "gets no new requests")}>Drain<//>`)
+        ? html`<${Button} onClick=${() => ask("resume", t("{id} gets requests again.", { id }))}>${t("Resume")}<//>`
+        : state === "ready" &&
+          html`<${Button} onClick=${() => ask("drain", t("{id} gets no new requests.", { id }))}>${t("Drain")}<//>`)
     }
-    <${Button} tone="danger" onClick=${end}>Stop<//>`;
+    <${Button} tone="danger" onClick=${end}>${t("Stop")}<//>`;
 }

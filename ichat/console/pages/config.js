@@ -2,6 +2,7 @@
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import {
   Badge,
   Button,
@@ -9,6 +10,7 @@ import {
   confirm,
   Empty,
   html,
+  inWords,
   Notice,
   Page,
   Table,
@@ -31,8 +33,8 @@ const MISTAKES_MAX = 50;
  * @param {unknown} value
  */
 function shown(value) {
-  if (value === null) return html`<span class="muted">not set</span>`;
-  if (Array.isArray(value) && !value.length) return html`<span class="muted">none</span>`;
+  if (value === null) return html`<span class="muted">${t("not set")}</span>`;
+  if (Array.isArray(value) && !value.length) return html`<span class="muted">${t("none")}</span>`;
   if (typeof value === "object") return html`<pre class="mono">${JSON.stringify(value, null, 2)}</pre>`;
   return html`<span class="mono">${value === "" ? '""' : String(value)}</span>`;
 }
@@ -75,7 +77,7 @@ function Section({ name, rows, changed }) {
     ${rows.map(
       (row) => html`<div key=${row.key} data-key=${row.key}>
       <dt><span class="mono">${row.title}</span>
-      ${changed.has(row.key) && html` <${Badge} tone="busy" title="Not the default">set<//>`}</dt>
+      ${changed.has(row.key) && html` <${Badge} tone="busy" title=${t("Not the default")}>${t("set")}<//>`}</dt>
       <dd>${shown(row.value)}</dd></div>`,
     )}</dl><//>`;
 }
@@ -86,25 +88,25 @@ function Plan({ plan, apply, close }) {
   const columns = [
     {
       name: "action",
-      title: "Action",
+      title: t("Action"),
       value: (row) => row.action,
-      cell: ({ action }) => html`<${Badge} tone=${TONES[action] ?? "busy"}>${action}<//>`,
+      cell: ({ action }) => html`<${Badge} tone=${TONES[action] ?? "busy"}>${inWords(action)}<//>`,
     },
     {
       name: "what",
-      title: "What",
+      title: t("What"),
       value: (row) => row.what,
       cell: ({ what }) => html`<span class="mono">${what}</span>`,
     },
-    { name: "why", title: "Why", cell: (row) => row.why },
+    { name: "why", title: t("Why"), cell: (row) => row.why },
   ];
   const isEmpty = plan.plan.every((step) => step.action === "keep");
-  return html`<${Card} flush title="What a reload would do" lead=${plan.summary} actions=${html`
-    <${Button} tone="quiet" onClick=${close}>Close<//>
-    <${Button} tone="primary" disabled=${isEmpty} onClick=${apply}>Apply<//>`}>
-    <${Table} label="Plan" hasFilter=${false} columns=${columns} rows=${plan.plan}
+  return html`<${Card} flush title=${t("What a reload would do")} lead=${plan.summary} actions=${html`
+    <${Button} tone="quiet" onClick=${close}>${t("Close")}<//>
+    <${Button} tone="primary" disabled=${isEmpty} onClick=${apply}>${t("Apply")}<//>`}>
+    <${Table} label=${t("Plan")} hasFilter=${false} columns=${columns} rows=${plan.plan}
       keyOf=${(/** @type {Api.Step} */ row) => `${row.action} ${row.what}`}
-      empty="The file says what is in force." /><//>`;
+      empty=${t("The file says what is in force.")} /><//>`;
 }
 
 /**
@@ -115,16 +117,16 @@ function Plan({ plan, apply, close }) {
 function FileState({ file, config }) {
   if (file?.state === "refused") {
     const next = config.watched
-      ? "The gateway reloads it automatically once it is right."
-      : "Review the changes once it is right.";
+      ? t("The gateway reloads it automatically once it is right.")
+      : t("Review the changes once it is right.");
     return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
       <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>
-      ${file.errors.length > MISTAKES_MAX && html`<p>and ${file.errors.length - MISTAKES_MAX} more</p>`}
+      ${file.errors.length > MISTAKES_MAX && html`<p>${t("and {count} more", { count: file.errors.length - MISTAKES_MAX })}</p>`}
       <p>${next}</p><//>`;
   }
   if (!config.file_changed) return null;
-  return html`<${Notice} title=${file?.state === "changed" ? `${configTitle(file)}.` : "The file has changed."}>
-    ${config.watched ? "The gateway reads it in a moment." : "Review the changes to see what a reload would do."}<//>`;
+  return html`<${Notice} title=${file?.state === "changed" ? `${configTitle(file)}.` : t("The file has changed.")}>
+    ${config.watched ? t("The gateway reads it in a moment.") : t("Review the changes to see what a reload would do.")}<//>`;
 }
 
 /** The configuration in force. */
@@ -152,35 +154,37 @@ export default function Configuration() {
     }
   };
   const apply = async () => {
-    const text = `${plan?.summary}. Requests under way to workers that restart or stop may end first.`;
-    if (!(await confirm({ title: "Apply the file?", text, action: "Apply" }))) return;
+    const text = t("{summary}. Requests under way to workers that restart or stop may end first.", {
+      summary: plan?.summary,
+    });
+    if (!(await confirm({ title: t("Apply the file?"), text, action: t("Apply") }))) return;
     const done = await reload(false);
     if (done) {
       setPlan(null);
-      toast(`The configuration is in force: ${done.summary}.`);
+      toast(t("The configuration is in force: {summary}.", { summary: done.summary }));
     }
   };
   if (!config) {
     const text = failure && html`<${Notice} tone="bad">${failure.message}<//>`;
-    return html`<${Page} title="Configuration">${text}<//>`;
+    return html`<${Page} title=${t("Configuration")}>${text}<//>`;
   }
-  return html`<${Page} title="Configuration" lead=${
+  return html`<${Page} title=${t("Configuration")} lead=${
     config.path
-      ? html`In force, from <code>${config.path}</code>. Secrets are masked.`
-      : "In force. This gateway was started without a file."
+      ? tParts("In force, from {path}. Secrets are masked.", { path: html`<code>${config.path}</code>` })
+      : t("In force. This gateway was started without a file.")
   }
-    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>Review changes<//>`}>
+    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>${t("Review changes")}<//>`}>
     ${
       failure &&
-      html`<${Notice} tone="bad" title="The file was not accepted.">
+      html`<${Notice} tone="bad" title=${t("The file was not accepted.")}>
       <pre class="wrap">${failure.message}</pre><//>`
     }
     ${!failure && html`<${FileState} file=${file} config=${config} />`}
     ${plan && html`<${Plan} plan=${plan} apply=${apply} close=${() => setPlan(null)} />`}
-    <div class="actions"><input type="search" aria-label="Find a setting" placeholder="Find a setting" value=${search}
+    <div class="actions"><input type="search" aria-label=${t("Find a setting")} placeholder=${t("Find a setting")} value=${search}
       onInput=${(event) => setSearch(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${onlySet}
-        onChange=${(event) => setOnlySet(event.target.checked)} /> Only what is not the default</label></div>
+        onChange=${(event) => setOnlySet(event.target.checked)} /> ${t("Only what is not the default")}</label></div>
     <${Sections} config=${config} search=${search} onlySet=${onlySet} /><//>`;
 }
 
@@ -197,7 +201,7 @@ function Sections({ config, search, onlySet }) {
       return { name, rows };
     })
     .filter(({ rows }) => rows.length);
-  if (!found.length) return html`<${Empty} title="No such setting" />`;
+  if (!found.length) return html`<${Empty} title=${t("No such setting")} />`;
   return html`<div class="settings-list">${found.map(
     ({ name, rows }) => html`<${Section} key=${name} name=${name}
     rows=${rows} changed=${changed} />`,

@@ -3,6 +3,7 @@
 import { api, BASE } from "../api.js";
 import { hrefOf } from "../router.js";
 import { useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import { Button, Code, Dialog, Field, html, Notice, Tabs, useEffect, useState } from "../ui.js";
 import { isLocal, isPattern, KEY_TO_COME, NO_KEY, recipesFor } from "./connect/clients.js";
 import { EXPIRIES } from "./keys.js";
@@ -18,17 +19,18 @@ function FreshKey({ model, onMade }) {
     onMade(made.key);
   };
   return html`<div class="form">
-    <${Field} label="Name of the key" hint=${html`As it stands in usage and limits
-      (<a href=${hrefOf("keys")}>Keys</a>).`}><input type="text" autocomplete="off" spellcheck=${false} value=${name}
+    <${Field} label=${t("Name of the key")} hint=${tParts("As it stands in usage and limits ({keys}).", {
+      keys: html`<a href=${hrefOf("keys")}>${t("Keys")}</a>`,
+    })}><input type="text" autocomplete="off" spellcheck=${false} value=${name}
         onInput=${(event) => setName(event.target.value)} /><//>
-    <${Field} label="Expires"><select value=${expires} onChange=${(event) => setExpires(event.target.value)}>
+    <${Field} label=${t("Expires")}><select value=${expires} onChange=${(event) => setExpires(event.target.value)}>
       ${EXPIRIES.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
     <div class="wide actions"><${Button} tone="primary" icon="keys" disabled=${!name.trim()} onClick=${make}>
-        Create a key<//>
+        ${t("Create a key")}<//>
       ${
         !isPattern(model) &&
         html`<label class="check"><input type="checkbox" checked=${isBound}
-        onChange=${(event) => setBound(event.target.checked)} /> only for this name</label>`
+        onChange=${(event) => setBound(event.target.checked)} /> ${t("only for this name")}</label>`
       }</div>
   </div>`;
 }
@@ -53,22 +55,22 @@ export function Connect({ model, onClose }) {
   const key = secret || (isNeeded === false ? NO_KEY : KEY_TO_COME);
   const recipes = recipesFor({ base: BASE, model, key });
   const recipe = recipes.find((one) => one.name === client) ?? recipes[0];
-  return html`<${Dialog} wide stays=${Boolean(secret)} title=${`Connect a client to ${model}`} onClose=${onClose}
-      actions=${html`<button type="button" class="button" onClick=${onClose}>${secret ? "Done" : "Close"}</button>`}>
-    <${Tabs} label="Client" tabs=${recipes} current=${recipe.name} onSelect=${setClient} />
+  return html`<${Dialog} wide stays=${Boolean(secret)} title=${t("Connect a client to {model}", { model })} onClose=${onClose}
+      actions=${html`<button type="button" class="button" onClick=${onClose}>${secret ? t("Done") : t("Close")}</button>`}>
+    <${Tabs} label=${t("Client")} tabs=${recipes} current=${recipe.name} onSelect=${setClient} />
     ${
       isPattern(model) &&
       html`<p class="hint">
-      Every name that fits ${model} is answered: write it in place of NAME.
+      ${t("Every name that fits {model} is answered: write it in place of NAME.", { model })}
     </p>`
     }
     <p class="hint">${recipe.where}:</p>
     <div data-recipe=${recipe.name}><${Code} text=${recipe.text} /></div>
     ${recipe.notes.map((note) => html`<p key=${note} class="hint">${note}</p>`)}
-    ${isLocal(BASE) && html`<p class="hint">On another machine, write this machine's name in the address.</p>`}
+    ${isLocal(BASE) && html`<p class="hint">${t("On another machine, write this machine's name in the address.")}</p>`}
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
-    ${isNeeded === false && !secret && html`<p class="hint">Clients need no key here: any text is accepted.</p>`}
+    ${isNeeded === false && !secret && html`<p class="hint">${t("Clients need no key here: any text is accepted.")}</p>`}
     ${isNeeded && !secret && html`<${FreshKey} model=${model} onMade=${setSecret} />`}
-    ${secret && html`<${Notice} tone="busy">The key is in the texts above. It is shown only here: copy it now.<//>`}
+    ${secret && html`<${Notice} tone="busy">${t("The key is in the texts above. It is shown only here: copy it now.")}<//>`}
     <//>`;
 }

@@ -1,5 +1,6 @@
 // The pages, in the order of the navigation.
 
+import { t } from "../texts.js";
 import Configuration from "./config.js";
 import GatewayLog from "./gateway_log.js";
 import Keys from "./keys.js";
@@ -24,16 +25,16 @@ import Workers from "./workers.js";
  *   page: (props: { params: Route }) => ComponentChildren }[]}
  */
 export const PAGES = [
-  { name: "overview", title: "Overview", key: "o", group: "Watch", page: Overview },
-  { name: "workers", title: "Workers", key: "w", group: "Watch", page: Workers },
-  { name: "models", title: "Models & names", key: "m", group: "Watch", page: Models },
-  { name: "machines", title: "Machines & GPUs", key: "n", group: "Watch", page: Machines },
-  { name: "requests", title: "Requests", key: "r", group: "Watch", page: Requests },
-  { name: "log", title: "Gateway log", key: "e", group: "Watch", page: GatewayLog },
-  { name: "playground", title: "Playground", key: "p", group: "Use", page: Playground },
-  { name: "launch", title: "Launch", key: "l", group: "Operate", page: Launch },
-  { name: "orders", title: "Orders", key: "t", group: "Operate", page: Orders },
-  { name: "config", title: "Configuration", key: "c", group: "Operate", page: Configuration },
-  { name: "keys", title: "Keys", key: "k", group: "Operate", page: Keys },
-  { name: "usage", title: "Usage", key: "u", group: "Operate", page: Usage },
+  { name: "overview", title: t("Overview"), key: "o", group: t("Watch"), page: Overview },
+  { name: "workers", title: t("Workers"), key: "w", group: t("Watch"), page: Workers },
+  { name: "models", title: t("Models & names"), key: "m", group: t("Watch"), page: Models },
+  { name: "machines", title: t("Machines & GPUs"), key: "n", group: t("Watch"), page: Machines },
+  { name: "requests", title: t("Requests"), key: "r", group: t("Watch"), page: Requests },
+  { name: "log", title: t("Gateway log"), key: "e", group: t("Watch"), page: GatewayLog },
+  { name: "playground", title: t("Playground"), key: "p", group: t("Use"), page: Playground },
+  { name: "launch", title: t("Launch"), key: "l", group: t("Operate"), page: Launch },
+  { name: "orders", title: t("Orders"), key: "t", group: t("Operate"), page: Orders },
+  { name: "config", title: t("Configuration"), key: "c", group: t("Operate"), page: Configuration },
+  { name: "keys", title: t("Keys"), key: "k", group: t("Operate"), page: Keys },
+  { name: "usage", title: t("Usage"), key: "u", group: t("Operate"), page: Usage },
 ];

@@ -2,6 +2,7 @@
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import {
   age,
   Badge,
@@ -14,6 +15,7 @@ import {
   Facts,
   Field,
   html,
+  inWords,
   Notice,
   number,
   Page,
@@ -29,26 +31,26 @@ import {
 
 /** @type {[keyof Api.KeyLimits, string, keyof Api.KeyUsage][]} */
 const LIMITS = [
-  ["max_in_flight", "Max concurrency", "in_flight"],
-  ["requests_per_minute", "Requests a minute", "requests_last_minute"],
-  ["tokens_per_minute", "Tokens a minute", "tokens_last_minute"],
-  ["tokens_per_day", "Tokens a day (UTC)", "tokens_today"],
-  ["tokens_per_month", "Tokens a month (UTC)", "tokens_this_month"],
-  ["budget_per_month", "Budget a month (UTC)", "cost_this_month"],
+  ["max_in_flight", t("Max concurrency"), "in_flight"],
+  ["requests_per_minute", t("Requests a minute"), "requests_last_minute"],
+  ["tokens_per_minute", t("Tokens a minute"), "tokens_last_minute"],
+  ["tokens_per_day", t("Tokens a day (UTC)"), "tokens_today"],
+  ["tokens_per_month", t("Tokens a month (UTC)"), "tokens_this_month"],
+  ["budget_per_month", t("Budget a month (UTC)"), "cost_this_month"],
 ];
 /** How long a new key may live: seconds, and words. */
 export const EXPIRIES = [
-  ["", "Never"],
-  ["3600", "In an hour"],
-  ["86400", "In a day"],
-  ["604800", "In a week"],
-  ["2592000", "In 30 days"],
-  ["31536000", "In a year"],
+  ["", t("Never")],
+  ["3600", t("In an hour")],
+  ["86400", t("In a day")],
+  ["604800", t("In a week")],
+  ["2592000", t("In 30 days")],
+  ["31536000", t("In a year")],
 ];
 
 const OVERLAPS = [
-  ["0", "None"],
-  ["3600", "An hour"],
+  ["0", t("None")],
+  ["3600", t("An hour")],
   ["86400", "A day"],
   ["604800", "A week"],
   ["2592000", "30 days"],
@@ -69,7 +71,7 @@ function tableOf(form) {
   for (const [name, title] of LIMITS) {
     const text = form[name].trim();
     const value = text === "" ? null : Number(text);
-    if (Number.isNaN(value)) throw new Error(`${title}: this is no number: ${text}`);
+    if (Number.isNaN(value)) throw new Error(t("{title}: this is no number: {text}", { title, text }));
     table[name] = value;
   }
   const models = form.models.split(/[\s,]+/).filter(Boolean);
@@ -95,24 +97,24 @@ function Fields({ form, set, of }) {
     onInput: (/** @type {FieldEvent} */ event) => set({ ...form, [name]: event.target.value }),
   });
   const expiries = of
-    ? [["keep", of.expires_at ? `As it is: ${when(of.expires_at)}` : "As it is: never"], ...EXPIRIES]
+    ? [["keep", of.expires_at ? t("As it is: {at}", { at: when(of.expires_at) }) : t("As it is: never")], ...EXPIRIES]
     : EXPIRIES;
   return html`<div class="form">
     ${
       !of &&
-      html`<${Field} label="Name" hint="As it stands in logs, limits and usage.">
+      html`<${Field} label=${t("Name")} hint=${t("As it stands in logs, limits and usage.")}>
       <input type="text" required pattern="[A-Za-z0-9._:@\\-]{1,128}" autocomplete="off" spellcheck=${false}
         ...${field("name")} /><//>`
     }
-    <${Field} label="Expires"><select value=${form.expires}
+    <${Field} label=${t("Expires")}><select value=${form.expires}
       onChange=${(event) => set({ ...form, expires: event.target.value })}>
       ${expiries.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
-    <${Field} wide label="Models" hint="Names with commas between them; empty: all, also those that come later.">
-      <input type="text" list="known-models" spellcheck=${false} placeholder="all" ...${field("models")} /><//>
+    <${Field} wide label=${t("Models")} hint=${t("Names with commas between them; empty: all, also those that come later.")}>
+      <input type="text" list="known-models" spellcheck=${false} placeholder=${t("all")} ...${field("models")} /><//>
     <datalist id="known-models">${known.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
     ${LIMITS.map(
       ([name, title]) => html`<${Field} key=${name} label=${title}>
-      <input type="text" inputmode="decimal" placeholder="no limit" ...${field(name)} /><//>`,
+      <input type="text" inputmode="decimal" placeholder=${t("no limit")} ...${field(name)} /><//>`,
     )}
   </div>`;
 }
@@ -123,11 +125,11 @@ function Fields({ form, set, of }) {
  * @param {{ of: Api.NewKey, onClose: () => void }} props
  */
 function NewSecret({ of: key, onClose }) {
-  return html`<${Dialog} stays title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
-    <button type="button" class="button primary" onClick=${onClose}>Done</button>`}>
-    <p>Give it to its owner now: it is stored nowhere, and is shown only here.
-      ${key.old_secret_until && ` The old one is accepted until ${when(key.old_secret_until)}.`}</p>
-    <div data-secret><${Code} text=${key.key} label="Copy" /></div><//>`;
+  return html`<${Dialog} stays title=${t("The key {name}", { name: key.name })} onClose=${onClose} actions=${html`
+    <button type="button" class="button primary" onClick=${onClose}>${t("Done")}</button>`}>
+    <p>${t("Give it to its owner now: it is stored nowhere, and is shown only here.")}${" "}
+      ${key.old_secret_until && t("The old one is accepted until {at}.", { at: when(key.old_secret_until) })}</p>
+    <div data-secret><${Code} text=${key.key} label=${t("Copy")} /></div><//>`;
 }
 
 /**
@@ -152,13 +154,13 @@ function RotateDialog({ of, onClose, onDone }) {
     }
   };
   if (made) return html`<${NewSecret} of=${made} onClose=${onClose} />`;
-  return html`<${Dialog} title=${`Rotate the key ${of.name}`} onClose=${onClose} actions=${html`
-    <button type="button" class="button" onClick=${onClose}>Cancel</button>
-    <button type="button" class="button primary" disabled=${isBusy} onClick=${rotate}>Rotate</button>`}>
+  return html`<${Dialog} title=${t("Rotate the key {name}", { name: of.name })} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>${t("Cancel")}</button>
+    <button type="button" class="button primary" disabled=${isBusy} onClick=${rotate}>${t("Rotate")}</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
-    <p>The key gets another secret; its name, limits and use stay.
-      ${of.old_secret_until && " The secret before the current one is refused at once."}</p>
-    <div class="form"><${Field} label="The current secret is accepted for">
+    <p>${t("The key gets another secret; its name, limits and use stay.")}${" "}
+      ${of.old_secret_until && t("The secret before the current one is refused at once.")}</p>
+    <div class="form"><${Field} label=${t("The current secret is accepted for")}>
       <select value=${overlap} onChange=${(event) => setOverlap(event.target.value)}>
         ${OVERLAPS.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select>
     <//></div><//>`;
@@ -183,7 +185,7 @@ function KeyDialog({ of, onClose, onDone }) {
       else if (form.expires !== "keep") table.expires_in_s = Number(form.expires);
       if (of) {
         await api.patch(pathOf(of.name), table);
-        toast(`The key ${of.name} is changed.`);
+        toast(t("The key {name} is changed.", { name: of.name }));
         onClose();
       } else {
         const given = Object.fromEntries(Object.entries(table).filter(([, value]) => value !== null));
@@ -197,11 +199,11 @@ function KeyDialog({ of, onClose, onDone }) {
     }
   };
   if (made) return html`<${NewSecret} of=${made} onClose=${onClose} />`;
-  const title = of ? `Change the key ${of.name}` : "Create a key";
+  const title = of ? t("Change the key {name}", { name: of.name }) : t("Create a key");
   return html`<${Dialog} wide title=${title} onClose=${onClose} actions=${html`
-    <button type="button" class="button" onClick=${onClose}>Cancel</button>
+    <button type="button" class="button" onClick=${onClose}>${t("Cancel")}</button>
     <button type="button" class="button primary" disabled=${isBusy || (!of && !form.name.trim())} onClick=${save}>
-      ${of ? "Change" : "Create the key"}</button>`}>
+      ${of ? t("Change") : t("Create the key")}</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
     <${Fields} form=${form} set=${setForm} of=${of} /><//>`;
 }
@@ -213,37 +215,39 @@ function KeyDialog({ of, onClose, onDone }) {
 const limitOf = (key, [name, , used]) => {
   const limit = key.limits[name];
   const now = key.usage_now[used];
-  if (limit === null) return now === null || now === undefined ? "no limit" : `${number(now)}, no limit`;
-  return `${number(now)} of ${number(limit)}`;
+  if (limit === null)
+    return now === null || now === undefined ? t("no limit") : t("{now}, no limit", { now: number(now) });
+  return t("{now} of {limit}", { now: number(now), limit: number(limit) });
 };
 
 /** @param {{ of: Api.Key, onClose: () => void, change: () => void, rotate: () => void, revoke: () => void }} props */
 function Details({ of: key, onClose, change, rotate, revoke }) {
   const facts = [
-    ["State", key.state],
-    ["From", key.source === "file" ? "the configuration" : "the API"],
-    ["Created", key.made_at && when(key.made_at)],
-    ["Expires", key.expires_at ? when(key.expires_at) : "never"],
-    ["Old secret until", key.old_secret_until && when(key.old_secret_until)],
-    ["Models", key.models ? key.models.join(", ") : "all"],
-    ["May read /metrics", key.metrics ? "yes" : "no"],
-    ["May steer engines", key.engine_control ? "yes" : "no"],
+    [t("State"), inWords(key.state)],
+    [t("From"), key.source === "file" ? t("the configuration") : t("the API")],
+    [t("Created"), key.made_at && when(key.made_at)],
+    [t("Expires"), key.expires_at ? when(key.expires_at) : t("never")],
+    [t("Old secret until"), key.old_secret_until && when(key.old_secret_until)],
+    [t("Models"), key.models ? key.models.join(", ") : t("all")],
+    [t("May read /metrics"), key.metrics ? t("yes") : t("no")],
+    [t("May steer engines"), key.engine_control ? t("yes") : t("no")],
     ...LIMITS.map((limit) => [limit[1], limitOf(key, limit)]),
   ];
   const isMade = key.source === "api";
-  return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
+  return html`<${Dialog} title=${t("The key {name}", { name: key.name })} onClose=${onClose} actions=${html`
     ${
       isMade &&
-      html`<${Button} tone="danger" onClick=${revoke}>Revoke<//><span class="spring"></span>
-    <${Button} onClick=${rotate}>Rotate<//>
-    <${Button} onClick=${change}>Change<//>`
+      html`<${Button} tone="danger" onClick=${revoke}>${t("Revoke")}<//><span class="spring"></span>
+    <${Button} onClick=${rotate}>${t("Rotate")}<//>
+    <${Button} onClick=${change}>${t("Change")}<//>`
     }
-    <${Button} onClick=${onClose}>Close<//>`}>
+    <${Button} onClick=${onClose}>${t("Close")}<//>`}>
     <${Facts} facts=${facts} />
     ${
       !isMade &&
-      html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and is changed
-      there.</p>`
+      html`<p class="hint">${tParts("It is in ichat.toml ({table}), and is changed there.", {
+        table: html`<code>[[security.keys]]</code>`,
+      })}</p>`
     }<//>`;
 }
 
@@ -251,50 +255,50 @@ function Details({ of: key, onClose, change, rotate, revoke }) {
 const COLUMNS = [
   {
     name: "name",
-    title: "Name",
+    title: t("Name"),
     value: (key) => key.name,
     cell: (key) => html`<b class="clip" title=${key.name}>${key.name}</b>`,
   },
   {
     name: "state",
-    title: "State",
+    title: t("State"),
     value: (key) => key.state,
-    cell: ({ state }) => html`<${Badge} tone=${state === "active" ? "ok" : "warn"}>${state}<//>`,
+    cell: ({ state }) => html`<${Badge} tone=${state === "active" ? "ok" : "warn"}>${inWords(state)}<//>`,
   },
   {
     name: "source",
-    title: "From",
+    title: t("From"),
     value: (key) => key.source,
     extra: true,
-    cell: ({ source }) => (source === "file" ? "configuration" : "API"),
+    cell: ({ source }) => (source === "file" ? t("configuration") : "API"),
   },
   {
     name: "models",
-    title: "Models",
+    title: t("Models"),
     extra: true,
-    cell: ({ models }) => html`<span class="long">${models ? models.join(", ") : "all"}</span>`,
+    cell: ({ models }) => html`<span class="long">${models ? models.join(", ") : t("all")}</span>`,
   },
   {
     name: "in_flight",
-    title: "Under way",
+    title: t("Under way"),
     align: "right",
     value: (key) => key.usage_now.in_flight,
     cell: (key) => number(key.usage_now.in_flight),
   },
   {
     name: "month",
-    title: "Tokens this month",
+    title: t("Tokens this month"),
     align: "right",
     extra: true,
     value: (key) => key.usage_now.tokens_this_month ?? null,
     cell: (key) => limitOf(key, LIMITS[4]),
   },
-  { name: "used", title: "Last used", value: (key) => key.last_used_at, cell: (key) => age(key.last_used_at) },
+  { name: "used", title: t("Last used"), value: (key) => key.last_used_at, cell: (key) => age(key.last_used_at) },
   {
     name: "expires",
-    title: "Expires",
+    title: t("Expires"),
     value: (key) => key.expires_at,
-    cell: ({ expires_at: at }) => (at ? when(at) : "never"),
+    cell: ({ expires_at: at }) => (at ? when(at) : t("never")),
   },
 ];
 
@@ -319,39 +323,46 @@ export default function Keys() {
   useEffect(() => void read(), [version, begun]);
   const close = () => setOpen(null);
   const revoke = async (/** @type {Api.Key} */ key) => {
-    const text = "Its next request is refused; what is under way goes on. The name can be given again.";
-    if (!(await confirm({ title: `Revoke the key ${key.name}?`, text, action: "Revoke", danger: true }))) return;
+    const text = t("Its next request is refused; what is under way goes on. The name can be given again.");
+    if (
+      !(await confirm({
+        title: t("Revoke the key {name}?", { name: key.name }),
+        text,
+        action: t("Revoke"),
+        danger: true,
+      }))
+    )
+      return;
     await api.del(pathOf(key.name));
-    toast(`The key ${key.name} is revoked.`);
+    toast(t("The key {name} is revoked.", { name: key.name }));
     close();
     await read();
   };
   const words = (/** @type {Api.Key} */ key) => [key.name, key.state, ...(key.models ?? [])];
   const has = (/** @type {Api.Key} */ key) =>
     words(key).some((word) => word.toLowerCase().includes(text.toLowerCase()));
-  const make = html`<input type="search" aria-label="Find keys" placeholder="Find ( / )" value=${text}
+  const make = html`<input type="search" aria-label=${t("Find keys")} placeholder=${t("Find ( / )")} value=${text}
       onInput=${(event) => setText(event.target.value)} />
-    <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "create" })}>Create a key<//>`;
-  return html`<${Page} title="Keys" actions=${make}
-    lead="Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.">
+    <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "create" })}>${t("Create a key")}<//>`;
+  return html`<${Page} title=${t("Keys")} actions=${make}
+    lead=${t("Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.")}>
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
     ${
       answer &&
       !answer.keys_needed &&
-      html`<${Notice}>There are no keys: whoever reaches this port may use the
-      models.<//>`
+      html`<${Notice}>${t("There are no keys: whoever reaches this port may use the models.")}<//>`
     }
     ${
       answer &&
-      html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS}
+      html`<${Card} flush><${Table} label=${t("Keys")} columns=${COLUMNS}
       rows=${answer.keys.filter(has)} sort="name"
       keyOf=${(/** @type {Api.Key} */ key) => key.name} onOpen=${(/** @type {Api.Key} */ key) =>
         setOpen({ is: "details", key })}
       empty=${
         text
-          ? "No key is like that."
-          : html`<${Empty} icon="keys" title="No keys">
-        <p>With the first key, every client needs one.</p><//>`
+          ? t("No key is like that.")
+          : html`<${Empty} icon="keys" title=${t("No keys")}>
+        <p>${t("With the first key, every client needs one.")}</p><//>`
       } /><//>`
     }
     ${open?.is === "create" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}

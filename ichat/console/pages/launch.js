@@ -3,6 +3,7 @@
 import { api } from "../api.js";
 import { go } from "../router.js";
 import { useStore } from "../store.js";
+import { t } from "../texts.js";
 import {
   Button,
   bytes,
@@ -10,9 +11,9 @@ import {
   Code,
   Field,
   html,
+  inWords,
   Notice,
   Page,
-  stateName,
   toast,
   useCallback,
   useEffect,
@@ -63,24 +64,24 @@ function Gpus({ draft, set }) {
   const machines = useStore((all) => all.machines);
   const machine = machines.find((one) => one.has_gateway);
   const gpus = machine?.gpus ?? [];
-  if (!gpus.length) return html`<p class="hint">The gateway sees no GPU on its machine.</p>`;
+  if (!gpus.length) return html`<p class="hint">${t("The gateway sees no GPU on its machine.")}</p>`;
   const turn = (/** @type {number} */ index) => {
     const before = draft.gpu_ids ?? [];
     const after = before.includes(index) ? before.filter((one) => one !== index) : [...before, index];
     after.sort((a, b) => a - b);
     set({ gpu_ids: after });
   };
-  return html`<fieldset class="gpus"><legend class="field-label">GPUs</legend>
+  return html`<fieldset class="gpus"><legend class="field-label">${t("GPUs")}</legend>
     <label class="check"><input type="checkbox" checked=${draft.gpu_ids === null}
-      onChange=${(event) => set({ gpu_ids: event.target.checked ? null : [] })} /> All of them</label>
+      onChange=${(event) => set({ gpu_ids: event.target.checked ? null : [] })} /> ${t("All of them")}</label>
     ${gpus.map(
       (gpu) => html`<label key=${gpu.index} class="check"><input type="checkbox"
       disabled=${draft.gpu_ids === null} checked=${draft.gpu_ids?.includes(gpu.index) ?? true}
       onChange=${() => turn(gpu.index)} /> <b>${gpu.index}</b> ${gpu.name}
-      <span class="hint">${gpu.failure || `${bytes(free(gpu))} free of ${bytes(gpu.memory_total_bytes)}`}</span>
+      <span class="hint">${gpu.failure || t("{free} free of {total}", { free: bytes(free(gpu)), total: bytes(gpu.memory_total_bytes) })}</span>
     </label>`,
     )}
-    ${draft.gpu_ids?.length === 0 && html`<span class="hint">None: the worker will see no GPU.</span>`}</fieldset>`;
+    ${draft.gpu_ids?.length === 0 && html`<span class="hint">${t("None: the worker will see no GPU.")}</span>`}</fieldset>`;
 }
 
 /** @param {NonNullable<Api.Machine["gpus"]>[number]} gpu */
@@ -95,21 +96,21 @@ function Model({ draft, set, engines }) {
     onInput: (/** @type {FieldEvent} */ event) => set({ [name]: event.target.value }),
   });
   const names = engines.length ? engines.map((one) => one.name) : [draft.backend];
-  return html`<${Card} title="Model"><div class="form">
-    <${Field} label="Engine" hint=${engine && `${engine.version ?? "version not known"} · ${engine.python}`}>
+  return html`<${Card} title=${t("Model")}><div class="form">
+    <${Field} label=${t("Engine")} hint=${engine && `${engine.version ?? t("version not known")} · ${engine.python}`}>
       <select value=${draft.backend} onChange=${(event) => set({ backend: event.target.value })}>
         ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select><//>
-    <${Field} label="Model" hint="A directory on the gateway's machine, or a name on the model hub.">
+    <${Field} label=${t("Model")} hint=${t("A directory on the gateway's machine, or a name on the model hub.")}>
       <input type="text" class="mono" required spellcheck=${false} placeholder="Qwen/Qwen3-0.6B"
         ...${field("model_path")} /><//>
-    <${Field} label="Name" hint="What requests call it.">
+    <${Field} label=${t("Name")} hint=${t("What requests call it.")}>
       <input type="text" class="mono" spellcheck=${false} placeholder=${nameOf(draft)} ...${field("model_name")} /><//>
-    <${Field} label="Load"><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
-      <option value="start">At once, and stay</option><option value="on_demand">When it is wanted</option></select><//>
-    <${Field} label="Replicas" hint="3, or a range such as 1-4: the load decides. Empty: a single worker.">
+    <${Field} label=${t("Load")}><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
+      <option value="start">${t("At once, and stay")}</option><option value="on_demand">${t("When it is wanted")}</option></select><//>
+    <${Field} label=${t("Replicas")} hint=${t("3, or a range such as 1-4: the load decides. Empty: a single worker.")}>
       <input type="text" placeholder="1" ...${field("replicas")} /><//>
-    <${Field} label="Number of GPUs" hint="2, a share such as 0.5, or auto: the gateway chooses them.">
-      <input type="text" placeholder="as below" list="numbers-of-gpus" ...${field("gpus")} /><//>
+    <${Field} label=${t("Number of GPUs")} hint=${t("2, a share such as 0.5, or auto: the gateway chooses them.")}>
+      <input type="text" placeholder=${t("as below")} list="numbers-of-gpus" ...${field("gpus")} /><//>
     <datalist id="numbers-of-gpus">${["auto", "1", "2", "0.5"].map((one) => html`<option key=${one} value=${one} />`)}
     </datalist>
     ${!draft.gpus.trim() && html`<div class="wide"><${Gpus} draft=${draft} set=${set} /></div>`}
@@ -128,33 +129,33 @@ function More({ draft, set }) {
   ) => html`<select value=${draft[name]}
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
-  return html`<details class="card"><summary><h2>Advanced</h2></summary><div class="form">
-    <${Field} label="Port" hint="0: any free port. Empty: a unix socket is enough.">
+  return html`<details class="card"><summary><h2>${t("Advanced")}</h2></summary><div class="form">
+    <${Field} label=${t("Port")} hint=${t("0: any free port. Empty: a unix socket is enough.")}>
       <input type="text" inputmode="numeric" ...${field("port")} /><//>
-    <${Field} label="Host" hint="Where it listens, if it has a port.">
+    <${Field} label=${t("Host")} hint=${t("Where it listens, if it has a port.")}>
       <input type="text" placeholder="127.0.0.1" ...${field("host")} /><//>
-    <${Field} label="Max concurrency" hint="Empty: routing.max_in_flight.">
+    <${Field} label=${t("Max concurrency")} hint=${t("Empty: routing.max_in_flight.")}>
       <input type="text" inputmode="numeric" ...${field("max_in_flight")} /><//>
-    <${Field} label="Interpreter" hint="Empty: the engine's own.">
+    <${Field} label=${t("Interpreter")} hint=${t("Empty: the engine's own.")}>
       <input type="text" class="mono" spellcheck=${false} ...${field("python")} /><//>
-    <${Field} label="When the gateway ends">
+    <${Field} label=${t("When the gateway ends")}>
       ${choice("on_gateway_exit", [
-        ["stop", "The worker ends, too"],
-        ["keep", "It goes on"],
+        ["stop", t("The worker ends, too")],
+        ["keep", t("It goes on")],
       ])}<//>
     ${
       draft.load === "on_demand" &&
-      html`<${Field} label="When it is not needed">
+      html`<${Field} label=${t("When it is not needed")}>
       ${choice("when_idle", [
-        ["stop", "It ends"],
-        ["sleep", "It sleeps where its engine can"],
+        ["stop", t("It ends")],
+        ["sleep", t("It sleeps where its engine can")],
       ])}<//>
-      <${Field} label="Unload after seconds without a request" hint="Empty: when its room is needed.">
+      <${Field} label=${t("Unload after seconds without a request")} hint=${t("Empty: when its room is needed.")}>
         <input type="text" inputmode="decimal" ...${field("idle_s")} /><//>`
     }
     <label class="check"><input type="checkbox" checked=${draft.share_gpus}
-      onChange=${(event) => set({ share_gpus: event.target.checked })} /> It may share GPUs with other workers</label>
-    <${Field} wide label="Environment" hint="One variable a line.">
+      onChange=${(event) => set({ share_gpus: event.target.checked })} /> ${t("It may share GPUs with other workers")}</label>
+    <${Field} wide label=${t("Environment")} hint=${t("One variable a line.")}>
       <textarea rows="2" class="mono" spellcheck=${false} placeholder="NAME=value" ...${field("env")}></textarea><//>
   </div></details>`;
 }
@@ -165,10 +166,10 @@ function More({ draft, set }) {
  */
 function Check({ body, wrong, answer, launch, again }) {
   const isReady = answer && !answer.isOld && !answer.objections.length;
-  return html`<aside class="launch-check"><${Card} title="Before it starts" actions=${
+  return html`<aside class="launch-check"><${Card} title=${t("Before it starts")} actions=${
     answer &&
     html`<${Button} small
-    tone="quiet" onClick=${again}>Check again<//>`
+    tone="quiet" onClick=${again}>${t("Check again")}<//>`
   }>
     <div aria-live="polite" class=${answer?.isOld ? "pile old" : "pile"} data-check=${
       wrong ? "wrong" : answer ? (answer.isOld ? "old" : answer.objections.length ? "objections" : "ready") : "empty"
@@ -177,29 +178,28 @@ function Check({ body, wrong, answer, launch, again }) {
       ${
         !wrong &&
         !answer &&
-        html`<p class="hint">Name a model: then this says what would keep its worker from
-        starting.</p>`
+        html`<p class="hint">${t("Name a model: then this says what would keep its worker from starting.")}</p>`
       }
       ${answer?.objections.map((text) => html`<${Notice} key=${text} tone="warn">${text}<//>`)}
       ${
         isReady &&
         answer.unchecked &&
-        html`<${Notice} tone="warn" title="Its arguments could not be checked.">
+        html`<${Notice} tone="warn" title=${t("Its arguments could not be checked.")}>
         ${answer.unchecked}<//>`
       }
-      ${isReady && html`<p class="fine">Nothing${answer.unchecked && " that is known"} keeps it from starting now.</p>`}
+      ${isReady && html`<p class="fine">${answer.unchecked ? t("Nothing that is known keeps it from starting now.") : t("Nothing keeps it from starting now.")}</p>`}
       <div class="actions"><${Button} tone="primary" icon="play" disabled=${!isReady || wrong} onClick=${launch}>
-        ${body?.load === "on_demand" ? "Add the worker" : "Launch"}<//></div>
+        ${body?.load === "on_demand" ? t("Add the worker") : t("Launch")}<//></div>
     </div><//>
     ${
       body?.model_path &&
-      html`<${Card} title="The same in ichat.toml"
-      lead="A launched worker comes back with the next gateway; what is in the file is the same everywhere.">
+      html`<${Card} title=${t("The same in ichat.toml")}
+      lead=${t("A launched worker comes back with the next gateway; what is in the file is the same everywhere.")}>
       <${Code} text=${tomlOf(body)} /><//>`
     }
     ${
       answer?.command &&
-      html`<details class="card"><summary><h2>The command</h2></summary>
+      html`<details class="card"><summary><h2>${t("The command")}</h2></summary>
       <${Code} text=${answer.command} /></details>`
     }</aside>`;
 }
@@ -249,16 +249,14 @@ export default function Launch({ params }) {
   const launch = async () => {
     const started = await api.post("/v1/admin/workers/launch", body);
     forgetDraft();
-    toast(`Worker ${started.worker_id} is ${stateName(started.state)}.`);
+    toast(t("Worker {id} is {state}.", { id: started.worker_id, state: inWords(started.state) }));
     if (isMounted.current) go("workers", [started.worker_id]);
   };
-  const clear = html`<${Button} tone="quiet" onClick=${() => setDraft(() => EMPTY)}>Clear<//>`;
-  return html`<${Page} title="Launch a worker" actions=${clear} lead="The gateway starts it on its own machine,
-    supervises it, and starts it again with its next start.">
+  const clear = html`<${Button} tone="quiet" onClick=${() => setDraft(() => EMPTY)}>${t("Clear")}<//>`;
+  return html`<${Page} title=${t("Launch a worker")} actions=${clear} lead=${t("The gateway starts it on its own machine, supervises it, and starts it again with its next start.")}>
     <div class="launch"><div class="pile">
       <${Model} draft=${draft} set=${set} engines=${engines} />
-      <${Card} title=${`Arguments of ${draft.backend}`} lead="An empty field is the engine's default. vLLM's
-        names are known to SGLang's workers, too, and the other way round.">
+      <${Card} title=${t("Arguments of {backend}", { backend: draft.backend })} lead=${t("An empty field is the engine's default. vLLM's names are known to SGLang's workers, too, and the other way round.")}>
         <${Arguments} flags=${flags.flags} asked=${flags} args=${draft.args} onArg=${onArg} /><//>
       <${More} draft=${draft} set=${set} />
     </div>

@@ -1,7 +1,8 @@
 // A worker's load, phase by phase, beside earlier loads.
 
+import { t } from "../texts.js";
 import { Badge, Card, duration, html, Table } from "../ui.js";
-import { elapsedOf, expectedOf, isLoading, phasesOf } from "./states.js";
+import { elapsedOf, expectedOf, isLoading, phasesOf, stepWords } from "./states.js";
 /** @import { Worker } from "../store.js" */
 /** @import { Column } from "../ui/table.js" */
 
@@ -17,7 +18,7 @@ export function LoadBar({ worker }) {
   const expected = expectedOf(worker);
   const share = expected ? Math.min(1, (elapsed ?? 0) / expected) : null;
   return html`<span class=${`load-bar ${share === null ? "unknown" : ""}`} role="progressbar"
-    aria-label=${`Load of ${worker.model_name}`} aria-valuemin="0" aria-valuemax="100"
+    aria-label=${t("Load of {model}", { model: worker.model_name })} aria-valuemin="0" aria-valuemax="100"
     aria-valuenow=${share === null ? undefined : Math.round(share * 100)}>
     <i style=${share === null ? {} : { width: `${share * 100}%` }}></i></span>`;
 }
@@ -32,13 +33,27 @@ function columnsOf(rows, isUnderWay) {
   return [
     {
       name: "name",
-      title: "Phase",
-      cell: (row) => html`${row.name}${row.detail ? ` ${row.detail}` : ""}${" "}
-        ${isUnderWay && row === last && html`<${Badge} tone="busy">now<//>`}`,
+      title: t("Phase"),
+      cell: (row) => html`${stepWords(row)}${" "}
+        ${isUnderWay && row === last && html`<${Badge} tone="busy">${t("now")}<//>`}`,
     },
-    { name: "seconds", title: "Takes", align: "right", cell: (row) => duration(row.seconds) },
-    { name: "expected", title: "Last time", align: "right", cell: (row) => duration(row.expected_s) },
+    { name: "seconds", title: t("Takes"), align: "right", cell: (row) => duration(row.seconds) },
+    { name: "expected", title: t("Last time"), align: "right", cell: (row) => duration(row.expected_s) },
   ];
+}
+
+/**
+ * Return how long a load has taken, and how long the load before took.
+ *
+ * @param {string} took
+ * @param {boolean} isUnderWay
+ * @param {number | null | undefined} expected
+ */
+function leadOf(took, isUnderWay, expected) {
+  const holes = { took, before: duration(expected) };
+  if (expected)
+    return isUnderWay ? t("{took} so far, last time {before}.", holes) : t("{took} in all, last time {before}.", holes);
+  return isUnderWay ? t("{took} so far.", holes) : t("{took} in all.", holes);
 }
 
 /**
@@ -51,13 +66,12 @@ export function LoadStory({ worker }) {
   const load = isUnderWay ? worker.load : worker.last_load;
   const rows = isUnderWay ? phasesOf(worker) : (load?.phases ?? []);
   const took = isUnderWay ? elapsedOf(worker) : (load?.elapsed_s ?? null);
-  const usual = load?.expected_s ? `, last time ${duration(load.expected_s)}` : "";
-  const lead = load && `${duration(took)}${isUnderWay ? " so far" : " in all"}${usual}.`;
-  return html`<${Card} title=${isUnderWay ? "Its load" : "Its last load"} lead=${lead} flush=${rows.length > 0}>
+  const lead = load && leadOf(duration(took), isUnderWay, load.expected_s);
+  return html`<${Card} title=${isUnderWay ? t("Its load") : t("Its last load")} lead=${lead} flush=${rows.length > 0}>
     ${isUnderWay && html`<div class="load-now"><${LoadBar} worker=${worker} /></div>`}
     ${
       rows.length > 0 &&
-      html`<${Table} label="Phases" columns=${columnsOf(rows, isUnderWay)} rows=${rows}
+      html`<${Table} label=${t("Phases")} columns=${columnsOf(rows, isUnderWay)} rows=${rows}
       keyOf=${(/** @type {Phase} */ row) => `${rows.indexOf(row)} ${row.name}`} />`
     }<//>`;
 }

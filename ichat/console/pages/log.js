@@ -3,7 +3,20 @@
 import { partsOf } from "../ansi.js";
 import { send } from "../api.js";
 import { hrefOf, readRoute, replace } from "../router.js";
-import { Button, count, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState, when } from "../ui.js";
+import { t } from "../texts.js";
+import {
+  Button,
+  count,
+  html,
+  inWords,
+  number,
+  useEffect,
+  useLayoutEffect,
+  useMemo,
+  useRef,
+  useState,
+  when,
+} from "../ui.js";
 import { useLines } from "./log/live.js";
 import { KEPT_MAX, useOlder, usePart } from "./log/pages.js";
 
@@ -77,35 +90,37 @@ function Newest({ id, place: [page, ...rest], query }) {
   const hasMore = id !== "" && older.before !== null;
   const isHoled = older.lines.length > 0 && (lines.length > found.length || older.joins !== lines[0]?.key) && !find;
   const top = olderWords({ hasMore, older, find, isOwn: id === "" });
-  const said = find ? `${number(found.length + older.lines.length)} found` : count(lines.length, "line");
+  const said = find
+    ? t("{count} found", { count: number(found.length + older.lines.length) })
+    : count(lines.length, "{count} line", "{count} lines");
   return html`<div class="log">
     <div class="log-bar">
-      <input type="search" aria-label="Find lines" placeholder="Find ( / )" value=${text} maxlength="200"
+      <input type="search" aria-label=${t("Find lines")} placeholder=${t("Find ( / )")} value=${text} maxlength="200"
         onInput=${(event) => setText(event.target.value)} />
       <${Button} small icon=${isPaused ? "play" : "pause"} onClick=${() => setPaused(!isPaused)}
-        aria-pressed=${isPaused}>${isPaused ? "Go on" : "Pause"}<//>
+        aria-pressed=${isPaused}>${isPaused ? t("Go on") : t("Pause")}<//>
       ${
         id &&
         html`<label class="check"><input type="checkbox" checked=${previous}
-        onChange=${(event) => look({ run: event.target.checked ? "previous" : "" })} /> Previous run</label>
-      <${Button} small onClick=${() => download(id, previous)}>Download<//>`
+        onChange=${(event) => look({ run: event.target.checked ? "previous" : "" })} /> ${t("Previous run")}</label>
+      <${Button} small onClick=${() => download(id, previous)}>${t("Download")}<//>`
       }
       <span class="spring"></span>
-      <span class="muted num" role="status">${isPaused ? "paused" : status} · ${said}</span>
+      <span class="muted num" role="status">${isPaused ? t("paused") : inWords(status)} · ${said}</span>
     </div>
     <${Box} lines=${[...older.lines, ...(isHoled ? [HOLE] : []), ...found]} sticks=${true}
       hrefAt=${(/** @type {string} */ at) => hrefOf(page, rest, changed(query, { at, find: "", run: "" }))}
       onTop=${hasMore && !find && older.lines.length > 0 && !older.isBusy ? readOlder : null}
       top=${html`${top && html`<span>${top}</span>`}${
         hasMore && older.lines.length < KEPT_MAX && (lines.length > 0 || find)
-          ? html` <${Button} small onClick=${readOlder} disabled=${older.isBusy}>Older lines<//>`
+          ? html` <${Button} small onClick=${readOlder} disabled=${older.isBusy}>${t("Older lines")}<//>`
           : ""
       }`}
-      empty=${find ? "No line has that." : "Nothing was written yet."} /></div>`;
+      empty=${find ? t("No line has that.") : t("Nothing was written yet.")} /></div>`;
 }
 
 /** @type {Line} */
-const HOLE = { key: "hole", line: "… newer lines follow after these …", tone: "gap", time: "" };
+const HOLE = { key: "hole", line: t("… newer lines follow after these …"), tone: "gap", time: "" };
 
 /**
  * Return what stands above the lines.
@@ -114,12 +129,12 @@ const HOLE = { key: "hole", line: "… newer lines follow after these …", tone
  */
 function olderWords({ hasMore, older, find, isOwn }) {
   if (older.error) return older.error;
-  if (older.isBusy) return find ? "Searching older lines…" : "Reading older lines…";
-  if (isOwn) return "The lines since the gateway's start, as far as they are kept in memory.";
-  if (!hasMore) return find ? "All kept lines were searched." : "These are the oldest lines that are kept.";
+  if (older.isBusy) return find ? t("Searching older lines…") : t("Reading older lines…");
+  if (isOwn) return t("The lines since the gateway's start, as far as they are kept in memory.");
+  if (!hasMore) return find ? t("All kept lines were searched.") : t("These are the oldest lines that are kept.");
   if (older.lines.length >= KEPT_MAX)
-    return "Older lines are at the address of the first line's time, and in the file.";
-  return find && older.before ? "Further lines were not searched yet." : "";
+    return t("Older lines are at the address of the first line's time, and in the file.");
+  return find && older.before ? t("Further lines were not searched yet.") : "";
 }
 
 /** @param {LogProps} props */
@@ -130,20 +145,20 @@ function Around({ id, place: [page, ...rest], query }) {
   const button = (/** @type {"before" | "after"} */ way, /** @type {string} */ title) =>
     html`<${Button} small onClick=${() => more(way)} disabled=${part.isBusy}>${title}<//>`;
   const canRead = part.lines.length < KEPT_MAX;
-  const top = part.before === null ? "These are the oldest lines that are kept." : "";
-  const older = part.before !== null && canRead ? button("before", "Older lines") : "";
+  const top = part.before === null ? t("These are the oldest lines that are kept.") : "";
+  const older = part.before !== null && canRead ? button("before", t("Older lines")) : "";
   return html`<div class="log">
     <div class="log-bar">
-      <a class="button small" href=${live}>Newest lines</a>
-      <${Button} small onClick=${() => download(id, part.lines.at(-1)?.previous ?? false)}>Download<//>
+      <a class="button small" href=${live}>${t("Newest lines")}</a>
+      <${Button} small onClick=${() => download(id, part.lines.at(-1)?.previous ?? false)}>${t("Download")}<//>
       <span class="spring"></span>
-      <span class="muted num" role="status">${part.isBusy ? "reading…" : count(part.lines.length, "line")}</span>
+      <span class="muted num" role="status">${part.isBusy ? "reading…" : count(part.lines.length, "{count} line", "{count} lines")}</span>
     </div>
     <${Box} lines=${part.lines} marked=${at} sticks=${false}
       hrefAt=${(/** @type {string} */ one) => hrefOf(page, rest, changed(query, { at: one }))}
       top=${html`<span>${part.error || top}</span>${older}`}
-      bottom=${canRead && !part.error ? button("after", "Newer lines") : ""}
-      empty=${part.isBusy ? "Reading…" : "No line is kept here."} /></div>`;
+      bottom=${canRead && !part.error ? button("after", t("Newer lines")) : ""}
+      empty=${part.isBusy ? t("Reading…") : t("No line is kept here.")} /></div>`;
 }
 
 /**
@@ -173,7 +188,7 @@ function Box({ lines, sticks, marked, hrefAt, onTop, top, bottom, empty }) {
     seen.current.below = box.scrollHeight - box.scrollTop;
     if (box.scrollTop < NEAR_PX && box.scrollHeight > box.clientHeight) onTop?.();
   };
-  return html`<div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label="Log"
+  return html`<div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label=${t("Log")}
       aria-live="off">
       <div class="gap edge">${top}</div>
       ${lines.map((one) => html`<${Row} key=${one.key} line=${one} hrefAt=${hrefAt} isMarked=${one.key === marked} />`)}
@@ -198,7 +213,7 @@ function Row({ line: { line, tone, time, position, previous }, hrefAt, isMarked 
     const cut = [begin, clock, parts[at].text.slice(begin.length + clock.length)];
     parts.splice(at, 1, ...cut.map((text, index) => ({ ...parts[at], text, isTime: index === 1 })));
   } else if (clock) parts.unshift({ text: clock, look: "added", isTime: true });
-  return html`<div class=${look} title=${previous ? `${time}, previous run` : time}>${parts.map(
+  return html`<div class=${look} title=${previous ? t("{time}, previous run", { time }) : time}>${parts.map(
     ({ text, look: own, isTime }) => {
       if (isTime && position) return html`<a class=${`at ${own}`} href=${hrefAt(position)}>${text}</a>`;
       if (own) return html`<span class=${own}>${text}</span>`;

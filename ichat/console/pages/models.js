@@ -3,6 +3,7 @@
 import { api } from "../api.js";
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import {
   Badge,
   Button,
@@ -42,8 +43,8 @@ export default function Models({ params }) {
   const [asked, setAsked] = useState(/** @type {string | null} */ (null));
   const has = (/** @type {string} */ name) => name.toLowerCase().includes(text.toLowerCase());
   const names = aliases.filter((one) => has(one.name) || one.targets?.some((target) => has(target.model)));
-  return html`<${Page} title="Models & names" lead="What clients can ask for, and what answers." actions=${html`
-      <input type="search" aria-label="Find models" placeholder="Find ( / )" value=${text}
+  return html`<${Page} title=${t("Models & names")} lead=${t("What clients can ask for, and what answers.")} actions=${html`
+      <input type="search" aria-label=${t("Find models")} placeholder=${t("Find ( / )")} value=${text}
         onInput=${(event) => setText(event.target.value)} />`}>
     <${ModelList} models=${models.filter((one) => has(one.id))} ask=${setAsked} />
     ${aliases.length > 0 && html`<${NameList} names=${names} ask=${setAsked} />`}
@@ -70,31 +71,37 @@ function ModelList({ models, ask }) {
     workers.find((one) => one.on_demand && one.model_names.includes(row.id));
   /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
-    { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
-    { name: "ready", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
-    { name: "copies", title: "Replicas", align: "right", value: (row) => row.copies?.wanted ?? null, cell: copiesOf },
+    { name: "id", title: t("Model"), value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
+    { name: "ready", title: t("Ready"), value: (row) => row.workers, cell: (row) => readiness(row, workers) },
+    {
+      name: "copies",
+      title: t("Replicas"),
+      align: "right",
+      value: (row) => row.copies?.wanted ?? null,
+      cell: copiesOf,
+    },
     {
       name: "in_flight",
-      title: "In flight",
+      title: t("In flight"),
       align: "right",
       value: (row) => row.in_flight,
       cell: (row) => row.in_flight,
     },
     {
       name: "queued",
-      title: "Queued",
+      title: t("Queued"),
       align: "right",
       value: (row) => row.queued,
       cell: (row) =>
         html`${row.queued}${
           row.waiting_s !== null
-            ? html`<span class="sub">oldest ${duration(passed(row.waiting_s, row.seen_at))}</span>`
+            ? html`<span class="sub">${t("oldest {age}", { age: duration(passed(row.waiting_s, row.seen_at)) })}</span>`
             : ""
         }`,
     },
     {
       name: "rate",
-      title: "Requests/s",
+      title: t("Requests/s"),
       align: "right",
       extra: true,
       value: (row) => rate(row, "requests"),
@@ -102,7 +109,7 @@ function ModelList({ models, ask }) {
     },
     {
       name: "tokens",
-      title: "Tokens/s",
+      title: t("Tokens/s"),
       align: "right",
       extra: true,
       value: (row) => rate(row, "output_tokens"),
@@ -110,7 +117,7 @@ function ModelList({ models, ask }) {
     },
     {
       name: "ttft",
-      title: "First token",
+      title: t("First token"),
       align: "right",
       extra: true,
       value: (row) => last(row, "ttft_p50_ms"),
@@ -128,19 +135,21 @@ function ModelList({ models, ask }) {
       }
         ${
           canScale(row) &&
-          html`<${Button} small aria-label=${`Scale ${row.id}`} onClick=${() => setScaled(row)}>Scale<//>`
+          html`<${Button} small aria-label=${t("Scale {id}", { id: row.id })} onClick=${() => setScaled(row)}>${t("Scale")}<//>`
         }
-        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>${t("Try it")}</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
-          aria-label=${`Connect a client to ${row.id}`}>Connect</a>
-        <${Button} small tone="quiet" aria-label=${`Route of a request for ${row.id}`}
-          onClick=${() => ask(row.id)}>Route<//></span>`,
+          aria-label=${t("Connect a client to {id}", { id: row.id })}>${t("Connect")}</a>
+        <${Button} small tone="quiet" aria-label=${t("Route of a request for {id}", { id: row.id })}
+          onClick=${() => ask(row.id)}>${t("Route")}<//></span>`,
     },
   ];
-  return html`<${Card} title="Models" flush><${Table} label="Models" columns=${columns} rows=${models} sort="id"
+  return html`<${Card} title=${t("Models")} flush><${Table} label=${t("Models")} columns=${columns} rows=${models} sort="id"
     keyOf=${(/** @type {Model} */ row) =>
-      row.id} empty=${html`<${Empty} icon="models" title="No model"><p>A worker brings its model.
-      <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} />
+      row.id} empty=${html`<${Empty} icon="models" title=${t("No model")}><p>${tParts(
+      "A worker brings its model. {launch}, or write an external route into the configuration.",
+      { launch: html`<a href=${hrefOf("launch")}>${t("Launch one")}</a>` },
+    )}</p><//>`} />
     ${
       scaled &&
       html`<${CopiesDialog} model=${scaled.id} wanted=${scaled.copies?.wanted ?? 1} onClose=${() => setScaled(null)} />`
@@ -150,7 +159,9 @@ function ModelList({ models, ask }) {
 /** How many of a model's replicas are ready, of how many. */
 function copiesOf(/** @type {Model} */ { copies }) {
   if (!copies) return html`<span class="muted">–</span>`;
-  const starting = copies.starting ? html`<span class="sub">${copies.starting} starting</span>` : "";
+  const starting = copies.starting
+    ? html`<span class="sub">${t("{count} starting", { count: copies.starting })}</span>`
+    : "";
   return html`${copies.ready} / ${copies.wanted}${starting}`;
 }
 
@@ -165,13 +176,13 @@ const long = (text) => (text ? html`<span class="long">${text}</span>` : "–");
 function NameList({ names, ask }) {
   /** @type {import("../ui/table.js").Column<Alias>[]} */
   const columns = [
-    { name: "name", title: "Name", value: (row) => row.name, cell: (row) => html`<b class="name">${row.name}</b>` },
-    { name: "targets", title: "Targets", cell: (row) => html`<${Targets} alias=${row} />` },
-    { name: "fallbacks", title: "Fallbacks", cell: (row) => long((row.fallbacks ?? []).join(", then ")) },
-    { name: "longer", title: "Long-context model", extra: true, cell: (row) => long(row.longer) },
+    { name: "name", title: t("Name"), value: (row) => row.name, cell: (row) => html`<b class="name">${row.name}</b>` },
+    { name: "targets", title: t("Targets"), cell: (row) => html`<${Targets} alias=${row} />` },
+    { name: "fallbacks", title: t("Fallbacks"), cell: (row) => long((row.fallbacks ?? []).join(t(", then "))) },
+    { name: "longer", title: t("Long-context model"), extra: true, cell: (row) => long(row.longer) },
     {
       name: "shadow",
-      title: "Shadow",
+      title: t("Shadow"),
       extra: true,
       cell: ({ shadow }) =>
         long(shadow && `${shadow.model ?? shadow}${shadow.share < 1 ? ` (${percent(shadow.share)})` : ""}`),
@@ -181,15 +192,15 @@ function NameList({ names, ask }) {
       title: "",
       align: "right",
       cell: (row) => html`<span class="row-actions">
-        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
+        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>${t("Try it")}</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.name })}
-          aria-label=${`Connect a client to ${row.name}`}>Connect</a>
-        <${Button} small tone="quiet" aria-label=${`Route of a request for ${row.name}`}
-          onClick=${() => ask(row.name)}>Route<//></span>`,
+          aria-label=${t("Connect a client to {name}", { name: row.name })}>${t("Connect")}</a>
+        <${Button} small tone="quiet" aria-label=${t("Route of a request for {name}", { name: row.name })}
+          onClick=${() => ask(row.name)}>${t("Route")}<//></span>`,
     },
   ];
-  return html`<${Card} title="Names" lead="Names of requests that the configuration maps to models." flush>
-    <${Table} label="Names" columns=${columns} rows=${names} keyOf=${(/** @type {Alias} */ row) =>
+  return html`<${Card} title=${t("Names")} lead=${t("Names of requests that the configuration maps to models.")} flush>
+    <${Table} label=${t("Names")} columns=${columns} rows=${names} keyOf=${(/** @type {Alias} */ row) =>
       row.name} sort="name" /><//>`;
 }
 
@@ -206,21 +217,21 @@ function Targets({ alias }) {
 /** Why an endpoint gets a request, and what becomes of a request that none gets, by the rule that the API names. */
 /** @type {Record<string, string>} */
 const REASONS = {
-  only: "It keeps the response that the request continues.",
-  session: "The session belongs there.",
-  single: "No other is available now.",
-  prefix: "Its cache should have most of the prompt's beginning.",
-  spill: "It has less to do than the worker that should have most of the prompt's beginning in its cache.",
-  least_loaded: "It has the fewest requests.",
-  power_of_two: "Of two at random it has fewer requests.",
-  round_robin: "It is its turn.",
-  random: "It was drawn at random.",
+  only: t("It keeps the response that the request continues."),
+  session: t("The session belongs there."),
+  single: t("No other is available now."),
+  prefix: t("Its cache should have most of the prompt's beginning."),
+  spill: t("It has less to do than the worker that should have most of the prompt's beginning in its cache."),
+  least_loaded: t("It has the fewest requests."),
+  power_of_two: t("Of two at random it has fewer requests."),
+  round_robin: t("It is its turn."),
+  random: t("It was drawn at random."),
 };
 /** @type {Record<string, string>} */
 const ENDS = {
-  queued: "nowhere now: it waits in the queue",
-  queue_full: "nowhere: it is refused (429)",
-  loading: "nowhere yet: it waits while the model is loaded",
+  queued: t("nowhere now: it waits in the queue"),
+  queue_full: t("nowhere: it is refused (429)"),
+  loading: t("nowhere yet: it waits while the model is loaded"),
 };
 
 /**
@@ -228,7 +239,7 @@ const ENDS = {
  *
  * @param {{ place?: number | null }} target
  */
-const turnOf = ({ place }) => (place ? (place === 1 ? "asked first" : "asked next") : "not asked this time");
+const turnOf = ({ place }) => (place ? (place === 1 ? t("asked first") : t("asked next")) : t("not asked this time"));
 
 /**
  * Where a request for a model (with this `body`) would go now, and why: what `./ichat.pyz explain` says.
@@ -246,24 +257,28 @@ export function Explained({ model, body, onClose }) {
   const columns = [
     {
       name: "id",
-      title: "Worker or route",
-      cell: (row) => html`${row.worker_id} ${row.chosen && html`<${Badge} tone="ok">chosen<//>`}`,
+      title: t("Worker or route"),
+      cell: (row) => html`${row.worker_id} ${row.chosen && html`<${Badge} tone="ok">${t("chosen")}<//>`}`,
     },
-    { name: "load", title: "Load", align: "right", cell: (row) => `${row.in_flight} / ${row.in_flight_max}` },
-    { name: "why", title: "Remark", cell: (row) => row.why_not ?? (row.overloaded ? "more loaded than others" : "") },
+    { name: "load", title: t("In flight"), align: "right", cell: (row) => `${row.in_flight} / ${row.in_flight_max}` },
+    {
+      name: "why",
+      title: t("Remark"),
+      cell: (row) => row.why_not ?? (row.overloaded ? t("more loaded than others") : ""),
+    },
   ];
-  return html`<${Dialog} wide title=${`Route of a request for ${model}`} onClose=${onClose}
-      actions=${html`<button type="button" class="button" onClick=${onClose}>Close</button>`}>
+  return html`<${Dialog} wide title=${t("Route of a request for {model}", { model })} onClose=${onClose}
+      actions=${html`<button type="button" class="button" onClick=${onClose}>${t("Close")}</button>`}>
     ${error && html`<p class="field-error" role="alert">${error.message}</p>`}
-    ${!answer && !error && html`<p class="muted">Asking…</p>`}
+    ${!answer && !error && html`<p class="muted">${t("Asking…")}</p>`}
     ${
       answer &&
       html`<${Facts} facts=${[
-        ["To", answer.chosen ?? ENDS[answer.rule] ?? "nowhere: it is refused (503)"],
-        ["Why", answer.chosen ? (REASONS[answer.rule] ?? answer.rule) : answer.reason],
-        ["Policy", answer.policy],
-        ["Model", answer.model],
-        ["Waiting before it", answer.waiting || null],
+        [t("To"), answer.chosen ?? ENDS[answer.rule] ?? t("nowhere: it is refused (503)")],
+        [t("Why"), answer.chosen ? (REASONS[answer.rule] ?? answer.rule) : answer.reason],
+        [t("Policy"), answer.policy],
+        [t("Model"), answer.model],
+        [t("Waiting before it"), answer.waiting || null],
       ]} />
     ${
       answer.plan?.length > 0 &&
@@ -273,7 +288,7 @@ export function Explained({ model, body, onClose }) {
       ${turnOf(one)}: ${one.worker ?? one.reason ?? ""}</span></li>`,
       )}</ul>`
     }
-    <${Table} label="Candidates" hasFilter=${false} columns=${columns} rows=${answer.candidates}
+    <${Table} label=${t("Candidates")} hasFilter=${false} columns=${columns} rows=${answer.candidates}
       keyOf=${(/** @type {Candidate} */ row) => row.worker_id} />`
     }<//>`;
 }

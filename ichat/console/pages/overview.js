@@ -2,6 +2,7 @@
 
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
+import { t } from "../texts.js";
 import {
   Badge,
   Card,
@@ -10,10 +11,10 @@ import {
   duration,
   html,
   Icon,
+  inWords,
   number,
   Page,
   StateBadge,
-  stateName,
   Table,
   useMemo,
   useTick,
@@ -43,7 +44,7 @@ export default function Overview({ params }) {
   useTick();
   const { workers, models } = state;
   if (!workers.length && !models.length) return html`<${Welcome} />`;
-  return html`<${Page} title="Overview" lead="What runs, problems, and the last hour.">
+  return html`<${Page} title=${t("Overview")} lead=${t("What runs, problems, and the last hour.")}>
     <${Problems} found=${problemsOf(state)} isLive=${state.connection === "live"} />
     <${Figures} state=${state} />
     <${Picture} state=${state} isTable=${params.query.view === "table"} />
@@ -63,13 +64,13 @@ function Problems({ found, isLive }) {
   const wrong = found.filter((one) => one.tone !== "busy");
   const coming = found.filter((one) => one.tone === "busy");
   const badge = wrong.length > 0 && html`<${Badge} tone=${wrong[0].tone}>${wrong.length}<//>`;
-  const title = isLive ? "Problems" : "Last known problems";
-  return html`${!wrong.length && isLive && html`<div class="fine"><${Icon} name="check" /> No problems.</div>`}
+  const title = isLive ? t("Problems") : t("Last known problems");
+  return html`${!wrong.length && isLive && html`<div class="fine"><${Icon} name="check" /> ${t("No problems.")}</div>`}
     ${
       wrong.length > 0 &&
       html`<${Card} title=${title} actions=${badge} flush><${Lines} lines=${wrong} kind="problems" /><//>`
     }
-    ${coming.length > 0 && html`<${Card} title="On its way" flush><${Lines} lines=${coming} kind="coming" /><//>`}`;
+    ${coming.length > 0 && html`<${Card} title=${t("On its way")} flush><${Lines} lines=${coming} kind="coming" /><//>`}`;
 }
 
 /** @param {{ lines: Problem[], kind: string }} props */
@@ -80,7 +81,7 @@ function Lines({ lines, kind }) {
       <div><a href=${one.href}>${one.title}</a><span class="sub">${one.text}</span></div>
     </li>`,
   )}</ul>
-    ${lines.length > LINES_MAX && html`<p class="table-empty">and ${number(lines.length - LINES_MAX)} more</p>`}`;
+    ${lines.length > LINES_MAX && html`<p class="table-empty">${t("and {count} more", { count: number(lines.length - LINES_MAX) })}</p>`}`;
 }
 
 /** @param {{ state: State }} props */
@@ -92,12 +93,12 @@ function Figures({ state: { workers, models, history } }) {
   const sum = (/** @type {"in_flight" | "queued"} */ name) =>
     models.reduce((total, model) => total + (model[name] ?? 0), 0);
   const figures = [
-    ["Workers ready", workers.length ? `${ready} / ${workers.length}` : "none", "workers"],
-    ["Models", number(models.length), "models"],
-    ["In flight", number(sum("in_flight")), "requests"],
-    ["Queued", number(sum("queued")), "requests"],
-    ["Requests/s", number(perSecond("requests")), "requests"],
-    ["Tokens/s", number(perSecond("output_tokens"), { short: true }), "models"],
+    [t("Workers ready"), workers.length ? `${ready} / ${workers.length}` : t("none"), "workers"],
+    [t("Models"), number(models.length), "models"],
+    [t("In flight"), number(sum("in_flight")), "requests"],
+    [t("Queued"), number(sum("queued")), "requests"],
+    [t("Requests/s"), number(perSecond("requests")), "requests"],
+    [t("Tokens/s"), number(perSecond("output_tokens"), { short: true }), "models"],
   ];
   return html`<div class="figures">${figures.map(
     ([name, value, page]) => html`<a key=${name} class="figure"
@@ -113,33 +114,33 @@ function Charts({ history }) {
   const series = useMemo(
     () => ({
       requests: [
-        { title: "requests", values: rate("requests"), fill: true },
-        { title: "errors", color: "bad", values: rate("errors") },
+        { title: t("requests"), values: rate("requests"), fill: true },
+        { title: t("errors"), color: "bad", values: rate("errors") },
       ],
       tokens: [
-        { title: "out", values: rate("output_tokens"), color: "chart-2", fill: true },
-        { title: "in", values: rate("input_tokens"), color: "chart-5" },
+        { title: t("out"), values: rate("output_tokens"), color: "chart-2", fill: true },
+        { title: t("in"), values: rate("input_tokens"), color: "chart-5" },
       ],
       first: [
-        { title: "median", values: columns.ttft_p50_ms ?? [], color: "chart-1" },
+        { title: t("median"), values: columns.ttft_p50_ms ?? [], color: "chart-1" },
         { title: "95 %", values: columns.ttft_p95_ms ?? [], color: "chart-3" },
       ],
       load: [
-        { title: "in flight", values: columns.in_flight ?? [], fill: true },
-        { title: "queued", values: columns.queued ?? [], color: "chart-3" },
+        { title: t("in flight"), values: columns.in_flight ?? [], fill: true },
+        { title: t("queued"), values: columns.queued ?? [], color: "chart-3" },
       ],
-      cache: [{ title: "KV cache", values: columns.kv_use ?? [], color: "chart-4", fill: true }],
+      cache: [{ title: t("KV cache"), values: columns.kv_use ?? [], color: "chart-4", fill: true }],
     }),
     [history],
   );
   const shared = { times: columns.at, sync: SYNC };
   const percent = (/** @type {number} */ value) => `${Math.round(value * 100)} %`;
   return html`<div class="grid charts">
-    <${Chart} ...${shared} title="Requests" unit="/s" series=${series.requests} />
-    <${Chart} ...${shared} title="Tokens" unit="/s" series=${series.tokens} />
-    <${Chart} ...${shared} title="Time to first token" format=${milliseconds} series=${series.first} />
-    <${Chart} ...${shared} title="Requests at once" series=${series.load} />
-    <${Chart} ...${shared} title="KV cache in use" max=${1} format=${percent} series=${series.cache} />
+    <${Chart} ...${shared} title=${t("Requests")} unit="/s" series=${series.requests} />
+    <${Chart} ...${shared} title=${t("Tokens")} unit="/s" series=${series.tokens} />
+    <${Chart} ...${shared} title=${t("Time to first token")} format=${milliseconds} series=${series.first} />
+    <${Chart} ...${shared} title=${t("Requests at once")} series=${series.load} />
+    <${Chart} ...${shared} title=${t("KV cache in use")} max=${1} format=${percent} series=${series.cache} />
   </div>`;
 }
 
@@ -153,21 +154,35 @@ const clipped = (text) => html`<span class="clip" title=${text}>${text}</span>`;
 function Models({ models, workers }) {
   /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
-    { name: "id", title: "Model", value: (row) => row.id, cell: (row) => clipped(row.id) },
-    { name: "workers", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
+    { name: "id", title: t("Model"), value: (row) => row.id, cell: (row) => clipped(row.id) },
+    { name: "workers", title: t("Ready"), value: (row) => row.workers, cell: (row) => readiness(row, workers) },
     {
       name: "in_flight",
-      title: "In flight",
+      title: t("In flight"),
       align: "right",
       value: (row) => row.in_flight,
       cell: (row) => row.in_flight,
     },
-    { name: "queued", title: "Queued", align: "right", value: (row) => row.queued, cell: (row) => row.queued },
+    { name: "queued", title: t("Queued"), align: "right", value: (row) => row.queued, cell: (row) => row.queued },
   ];
-  return html`<${Card} title="Models" flush actions=${html`<a href=${hrefOf("models")}>All</a>`}>
-    <${Table} label="Models" columns=${columns} rows=${models.slice(0, ROWS_MAX)} keyOf=${(/** @type {Model} */ row) =>
-      row.id} sort="id"
+  return html`<${Card} title=${t("Models")} flush actions=${html`<a href=${hrefOf("models")}>${t("All")}</a>`}>
+    <${Table} label=${t("Models")} columns=${columns} rows=${models.slice(0, ROWS_MAX)} keyOf=${(
+      /** @type {Model} */ row,
+    ) => row.id} sort="id"
       hrefOf=${(/** @type {Model} */ row) => hrefOf("models", [], { find: row.id })} /><//>`;
+}
+
+/**
+ * Return how many endpoints serve a model, `own` of which are workers.
+ *
+ * @param {number} all
+ * @param {number} own
+ */
+function serving(all, own) {
+  if (!own) return count(all, "{count} external route", "{count} external routes");
+  return own < all
+    ? count(all, "{count} endpoint", "{count} endpoints")
+    : count(all, "{count} worker", "{count} workers");
 }
 
 /**
@@ -179,36 +194,35 @@ function Models({ models, workers }) {
 export function readiness(model, workers) {
   const own = workers.filter((one) => one.model_names.includes(model.id));
   if (model.workers) {
-    const noun = own.length ? (own.length < model.workers ? "endpoint" : "worker") : "external route";
-    return html`<${Badge} tone="ok">${count(model.workers, noun)}<//>`;
+    return html`<${Badge} tone="ok">${serving(model.workers, own.length)}<//>`;
   }
   const coming = comingOf(workers, model.id);
   if (coming && isLoading(coming)) {
-    return html`<${Badge} tone="busy">loading<//><span class="sub">${loadWords(coming)}</span>`;
+    return html`<${Badge} tone="busy">${t("loading")}<//><span class="sub">${loadWords(coming)}</span>`;
   }
   const tone = coming && isReturning(coming) ? "busy" : "warn";
   if (coming)
-    return html`<${Badge} tone=${tone}>${stateName(coming.state)}<//><span class="sub">${stateWords(coming)}</span>`;
-  if (model.loaded === false) return html`<${Badge}>on demand<//>`;
-  return html`<${Badge} tone="bad">no replicas<//>`;
+    return html`<${Badge} tone=${tone}>${inWords(coming.state)}<//><span class="sub">${stateWords(coming)}</span>`;
+  if (model.loaded === false) return html`<${Badge}>${t("on demand")}<//>`;
+  return html`<${Badge} tone="bad">${t("no replicas")}<//>`;
 }
 
 /** @param {{ workers: Worker[] }} props */
 function Workers({ workers }) {
   /** @type {import("../ui/table.js").Column<Worker>[]} */
   const columns = [
-    { name: "id", title: "Worker", value: (row) => row.worker_id, cell: (row) => clipped(row.worker_id) },
-    { name: "state", title: "State", value: (row) => row.state, cell: (row) => html`<${StateBadge} ...${row} />` },
+    { name: "id", title: t("Worker"), value: (row) => row.worker_id, cell: (row) => clipped(row.worker_id) },
+    { name: "state", title: t("State"), value: (row) => row.state, cell: (row) => html`<${StateBadge} ...${row} />` },
     {
       name: "in_flight",
-      title: "In flight",
+      title: t("In flight"),
       align: "right",
       value: (row) => row.in_flight,
       cell: (row) => row.in_flight,
     },
   ];
-  return html`<${Card} title="Workers" flush actions=${html`<a href=${hrefOf("workers")}>All</a>`}>
-    <${Table} label="Workers" columns=${columns} rows=${workers.slice(0, ROWS_MAX)} keyOf=${(
+  return html`<${Card} title=${t("Workers")} flush actions=${html`<a href=${hrefOf("workers")}>${t("All")}</a>`}>
+    <${Table} label=${t("Workers")} columns=${columns} rows=${workers.slice(0, ROWS_MAX)} keyOf=${(
       /** @type {Worker} */ row,
     ) => row.worker_id}
       sort="id" hrefOf=${(/** @type {Worker} */ row) => hrefOf("workers", [row.worker_id])}

@@ -1,6 +1,7 @@
 // The playground: try the models as clients do, and see how fast they are and which worker answers.
 
 import { go, hrefOf } from "../router.js";
+import { t, tParts } from "../texts.js";
 import { Empty, html, Page, Tabs } from "../ui.js";
 import { Access, useNames } from "./playground/access.js";
 import { Chat } from "./playground/chat_page.js";
@@ -10,10 +11,10 @@ import { Embeddings, Rerank } from "./playground/vectors.js";
 /** @import { Route } from "../router.js" */
 
 const PARTS = [
-  { name: "chat", title: "Chat", part: Chat },
-  { name: "completion", title: "Completion", part: Completion },
-  { name: "embeddings", title: "Embeddings", part: Embeddings },
-  { name: "rerank", title: "Rerank", part: Rerank },
+  { name: "chat", title: t("Chat"), part: Chat },
+  { name: "completion", title: t("Completion"), part: Completion },
+  { name: "embeddings", title: t("Embeddings"), part: Embeddings },
+  { name: "rerank", title: t("Rerank"), part: Rerank },
 ];
 
 /**
@@ -26,15 +27,16 @@ export default function Playground({ params }) {
   const current = PARTS.find((one) => one.name === params.rest[0]) ?? PARTS[0];
   const model = params.query.model ?? "";
   const content = html`<${current.part} model=${model} />`;
-  const tabs = html`<${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
+  const tabs = html`<${Tabs} label=${t("What to try")} tabs=${PARTS} current=${current.name}
     onSelect=${(/** @type {string} */ name) => go("playground", [name])} />`;
-  return html`<${Page} title="Playground" actions=${tabs}>
+  return html`<${Page} title=${t("Playground")} actions=${tabs}>
     <${Access} />
     ${
       names.length
         ? content
-        : html`<${Empty} icon="playground" title="There is no model yet">
-      <p><a href=${hrefOf("launch")}>Launch a worker</a>, or start one from a terminal: its model appears
-        here.</p><//>`
+        : html`<${Empty} icon="playground" title=${t("There is no model yet")}>
+      <p>${tParts("{launch}, or start one from a terminal: its model appears here.", {
+        launch: html`<a href=${hrefOf("launch")}>${t("Launch a worker")}</a>`,
+      })}</p><//>`
     }<//>`;
 }

@@ -1,9 +1,10 @@
 // The present problems, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
-import { stateName } from "../ui/basics.js";
+import { t } from "../texts.js";
+import { inWords } from "../ui/api_words.js";
 import { count, duration, left, passed, percent, timeOfDay } from "../ui/format.js";
-import { comingOf, isLoading, isReturning, loadWords, reasonOf } from "./states.js";
+import { comingOf, isLoading, isReturning, isWords, loadWords, reasonOf } from "./states.js";
 
 /** @import { Machine, Model, State, Worker } from "../store.js" */
 
@@ -41,7 +42,7 @@ export function problemsOf({ config, workers, models, machines, usageStorage }) 
     found.push({
       id: "usage",
       tone: "bad",
-      title: "Usage is not being stored",
+      title: t("Usage is not being stored"),
       text: usageStorage,
       href: hrefOf("usage"),
     });
@@ -55,7 +56,7 @@ export function problemsOf({ config, workers, models, machines, usageStorage }) 
  *
  * @param {Api.ConfigState} config
  */
-export const fileOf = (config) => config.path?.split("/").pop() || "The file";
+export const fileOf = (config) => config.path?.split("/").pop() || t("The file");
 
 /**
  * Return the state of the configuration's file, in a sentence without its end, for the Overview and its own page.
@@ -63,9 +64,10 @@ export const fileOf = (config) => config.path?.split("/").pop() || "The file";
  * @param {Api.ConfigState} config
  */
 export function configTitle(config) {
-  const inForce = `the configuration of ${timeOfDay(config.in_force_since)} is in force`;
-  const is = config.state === "refused" ? "is refused" : "has changed, or is gone,";
-  return `${fileOf(config)} ${is} since ${timeOfDay(config.since)}; ${inForce}`;
+  const holes = { file: fileOf(config), since: timeOfDay(config.since), old: timeOfDay(config.in_force_since) };
+  return config.state === "refused"
+    ? t("{file} is refused since {since}; the configuration of {old} is in force", holes)
+    : t("{file} has changed, or is gone, since {since}; the configuration of {old} is in force", holes);
 }
 
 /**
@@ -76,9 +78,9 @@ function ofConfig(config) {
   if (!config || config.state === "ok") return [];
   if (config.state === "changed" && Date.now() / 1000 - config.since < READS_S) return [];
   const [first = "", ...more] = config.errors ?? [];
-  const rest = more.length ? ` (and ${count(more.length, "more mistake")})` : "";
+  const rest = more.length ? ` ${count(more.length, "(and {count} more mistake)", "(and {count} more mistakes)")}` : "";
   const isRefused = config.state === "refused";
-  const text = isRefused ? `${first}${rest}` : "The gateway has not read it since: a reload does.";
+  const text = isRefused ? `${first}${rest}` : t("The gateway has not read it since: a reload does.");
   return [{ id: "config", tone: isRefused ? "bad" : "warn", title: configTitle(config), text, href: hrefOf("config") }];
 }
 
@@ -96,11 +98,13 @@ function ofWorker(worker) {
   const tone = DOWN[worker.state];
   if (tone) {
     const again =
-      worker.retry_in_s !== null ? ` It starts again in ${duration(left(worker.retry_in_s, worker.seen_at))}.` : "";
+      worker.retry_in_s !== null
+        ? ` ${t("It starts again in {time}.", { time: duration(left(worker.retry_in_s, worker.seen_at)) })}`
+        : "";
     found.push({
       id: worker.worker_id,
       tone,
-      title: `${worker.worker_id} is ${stateName(worker.state)}`,
+      title: isWords(worker),
       text: reasonOf(worker) + again,
       href,
     });
@@ -108,8 +112,15 @@ function ofWorker(worker) {
     found.push({ id: worker.worker_id, tone: "warn", title: worker.worker_id, text: worker.failure, href });
   }
   if (worker.circuit && worker.circuit.state !== "closed") {
-    const text = `${count(worker.circuit.failures, "request")} in a row failed; it gets none for a while.`;
-    const title = `The circuit of ${worker.worker_id} is ${worker.circuit.state}`;
+    const text = count(
+      worker.circuit.failures,
+      "{count} request in a row failed; it gets none for a while.",
+      "{count} requests in a row failed; it gets none for a while.",
+    );
+    const title = t("The circuit of {id} is {state}", {
+      id: worker.worker_id,
+      state: inWords(worker.circuit.state),
+    });
     found.push({ id: `${worker.worker_id} circuit`, tone: "warn", title, text, href });
   }
   return found;
@@ -124,26 +135,27 @@ function ofModel(model, workers) {
   const href = hrefOf("models", [], { find: model.id });
   const id = `model ${model.id}`;
   const coming = model.workers === 0 ? comingOf(workers, model.id) : undefined;
-  const waits = model.queued ? `${count(model.queued, "request")} ${model.queued === 1 ? "waits" : "wait"}` : "";
+  const waits = model.queued ? count(model.queued, "{count} request waits", "{count} requests wait") : "";
+  const forIt = waits && ` ${t("{waits} for it.", { waits })}`;
   if (coming && isLoading(coming)) {
     const page = hrefOf("workers", [coming.worker_id]);
     const words = loadWords(coming);
-    const text = `${words[0].toUpperCase()}${words.slice(1)}.${waits && ` ${waits} for it.`}`;
-    return [{ id, tone: "busy", title: `${model.id} is loading`, text, href: page }];
+    const text = `${words[0].toUpperCase()}${words.slice(1)}${t(".")}${forIt}`;
+    return [{ id, tone: "busy", title: t("{id} is loading", { id: model.id }), text, href: page }];
   }
   if (coming && isReturning(coming)) {
     const page = hrefOf("workers", [coming.worker_id]);
-    const text = `${coming.worker_id} is ${stateName(coming.state)}, and is started again.${waits && ` ${waits} for it.`}`;
-    return [{ id, tone: "busy", title: `${model.id} is being restarted`, text, href: page }];
+    const text = `${t("{id} is {state}, and is started again.", { id: coming.worker_id, state: inWords(coming.state) })}${forIt}`;
+    return [{ id, tone: "busy", title: t("{id} is being restarted", { id: model.id }), text, href: page }];
   }
   if (model.workers === 0 && model.loaded === null && !coming) {
-    const text = waits ? `${waits} for it.` : "No worker and no route serves it now.";
-    return [{ id, tone: "bad", title: `${model.id} has no replicas`, text, href }];
+    const text = waits ? forIt.trim() : t("No worker and no route serves it now.");
+    return [{ id, tone: "bad", title: t("{id} has no replicas", { id: model.id }), text, href }];
   }
   if (model.waiting_s !== null && model.waiting_s >= WAITS_S) {
     const oldest = duration(passed(model.waiting_s, model.seen_at));
-    const text = `${waits}, the oldest one for ${oldest}.`;
-    return [{ id, tone: "warn", title: `Requests for ${model.id} wait`, text, href }];
+    const text = t("{waits}, the oldest one for {oldest}.", { waits, oldest });
+    return [{ id, tone: "warn", title: t("Requests for {id} wait", { id: model.id }), text, href }];
   }
   return [];
 }
@@ -162,13 +174,19 @@ function ofMachine(machine) {
     .map((gpu) => ({
       id: `${machine.name} ${gpu.index}`,
       tone: "bad",
-      title: `GPU ${gpu.index} of ${machine.name} does not answer`,
+      title: t("GPU {index} of {name} does not answer", { index: gpu.index, name: machine.name }),
       text: gpu.failure ?? "",
       href,
     }));
   if (used >= FULL) {
-    const text = `${percent(used)} of its memory is in use: the kernel may end a process.`;
-    found.push({ id: machine.name, tone: "warn", title: `${machine.name} is short of memory`, text, href });
+    const text = t("{used} of its memory is in use: the kernel may end a process.", { used: percent(used) });
+    found.push({
+      id: machine.name,
+      tone: "warn",
+      title: t("{name} is short of memory", { name: machine.name }),
+      text,
+      href,
+    });
   }
   return found;
 }

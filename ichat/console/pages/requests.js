@@ -3,6 +3,7 @@
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";
 import { useRequests, useStore } from "../store.js";
+import { t } from "../texts.js";
 import {
   Badge,
   Button,
@@ -14,27 +15,26 @@ import {
   Empty,
   html,
   Page,
-  stateName,
   Table,
   toast,
   useState,
 } from "../ui.js";
 import { Finished, shortId } from "./requests/finished.js";
 import { RequestPage } from "./requests/timeline.js";
-import { comingOf, isLoading, loadWords, stateLine } from "./states.js";
+import { comingOf, isLoading, isWords, loadWords, stateLine } from "./states.js";
 
 /** @import { Route } from "../router.js" */
 /** @import { Model, Worker } from "../store.js" */
 
 /** @type {Record<string, [string, string]>} */
 const PHASES = {
-  begun: ["read", "idle"],
-  queued: ["queued", "warn"],
-  connecting: ["connecting", "busy"],
-  waiting: ["waiting for the head", "busy"],
-  first_token: ["waiting for the first token", "busy"],
-  streaming: ["streaming", "ok"],
-  plain: ["answering", "ok"],
+  begun: [t("read"), "idle"],
+  queued: [t("queued"), "warn"],
+  connecting: [t("connecting"), "busy"],
+  waiting: [t("waiting for the head"), "busy"],
+  first_token: [t("waiting for the first token"), "busy"],
+  streaming: [t("streaming"), "ok"],
+  plain: [t("answering"), "ok"],
 };
 
 /**
@@ -49,32 +49,45 @@ export function whyOf(request, models, workers) {
   const worker = workers.find((one) => one.worker_id === request.worker);
   if (request.phase === "queued") {
     const isNone = model?.workers === 0;
-    const queue = model && `${count(model.queued, "request")} ${model.queued === 1 ? "waits" : "wait"}`;
-    const line = queue ? `${queue} for ${request.model}` : "It waits";
+    const line = model
+      ? count(model.queued, "{count} request waits for {model}", "{count} requests wait for {model}", {
+          model: request.model,
+        })
+      : t("It waits");
     const coming = isNone ? comingOf(workers, request.model) : undefined;
-    if (coming && isLoading(coming)) return `${line}: the model is being loaded: ${loadWords(coming)}.`;
-    if (coming)
-      return `${[line, `${coming.worker_id} is ${stateName(coming.state)}`, stateLine(coming)].filter(Boolean).join(": ")}`;
-    if (isNone) return `${line}: nothing serves it now.`;
-    return `${line}: every worker has as many requests as it may have (${model?.in_flight ?? "?"} in flight).`;
+    if (coming && isLoading(coming))
+      return t("{line}: the model is being loaded: {step}.", { line, step: loadWords(coming) });
+    if (coming) return [line, isWords(coming), stateLine(coming)].filter(Boolean).join(t(": "));
+    if (isNone) return t("{line}: nothing serves it now.", { line });
+    return t("{line}: every worker has as many requests as it may have ({count} in flight).", {
+      line,
+      count: model?.in_flight ?? "?",
+    });
   }
   if (request.phase === "waiting" || request.phase === "first_token") {
-    const inside = worker?.waiting ? `: ${count(worker.waiting, "request")} wait inside its engine` : "";
-    const full = (worker?.kv_use ?? 0) >= 0.95 ? "; its KV cache is full" : "";
-    return `${request.worker} has it and has said nothing yet${inside || ": it works on the prompt"}${full}.`;
+    const why = worker?.waiting
+      ? count(worker.waiting, "{count} request waits inside its engine", "{count} requests wait inside its engine")
+      : t("it works on the prompt");
+    const holes = { worker: request.worker, why };
+    return (worker?.kv_use ?? 0) >= 0.95
+      ? t("{worker} has it and has said nothing yet: {why}; its KV cache is full.", holes)
+      : t("{worker} has it and has said nothing yet: {why}.", holes);
   }
-  if (request.phase === "connecting") return `The gateway connects to ${request.worker || "its worker"}.`;
-  if (request.phase === "begun") return "The gateway reads it.";
-  const before = request.queued_s >= 1 ? `; it was queued for ${duration(request.queued_s)} before` : "";
-  return `${request.worker} answers${before}.`;
+  if (request.phase === "connecting")
+    return t("The gateway connects to {worker}.", { worker: request.worker || t("its worker") });
+  if (request.phase === "begun") return t("The gateway reads it.");
+  const holes = { worker: request.worker, time: duration(request.queued_s) };
+  return request.queued_s >= 1
+    ? t("{worker} answers; it was queued for {time} before.", holes)
+    : t("{worker} answers.", holes);
 }
 
 /** @param {Api.RequestInFlight} request */
 async function cancel(request) {
-  const text = `The client of ${request.id} gets an error, and the engine stops working on it.`;
-  if (!(await confirm({ title: "Cancel this request?", text, action: "Cancel it", danger: true }))) return;
+  const text = t("The client of {id} gets an error, and the engine stops working on it.", { id: request.id });
+  if (!(await confirm({ title: t("Cancel this request?"), text, action: t("Cancel it"), danger: true }))) return;
   await api.del(`/v1/admin/requests/${encodeURIComponent(request.own_id)}`);
-  toast("The request was cancelled.");
+  toast(t("The request was cancelled."));
 }
 
 /**
@@ -101,29 +114,29 @@ function Lists({ params }) {
   const columns = [
     {
       name: "age",
-      title: "Age",
+      title: t("Age"),
       align: "right",
       value: (row) => row.age_s,
       cell: (row) => html`<span class="num">${duration(row.age_s)}</span>`,
     },
     {
       name: "model",
-      title: "Model",
+      title: t("Model"),
       value: (row) => row.model,
       cell: (row) =>
         html`<span class="clip" title=${row.model}>${row.model}</span>
-          ${row.alias && html`<span class="sub clip" title=${row.alias}>as ${row.alias}</span>`}`,
+          ${row.alias && html`<span class="sub clip" title=${row.alias}>${t("as {alias}", { alias: row.alias })}</span>`}`,
     },
     {
       name: "phase",
-      title: "Where it is",
+      title: t("Where it is"),
       value: (row) => row.phase,
       cell: (row) => html`<${Badge} tone=${PHASES[row.phase]?.[1]}>${PHASES[row.phase]?.[0] ?? row.phase}<//>
         <span class="sub why">${whyOf(row, models, workers)}</span>`,
     },
     {
       name: "worker",
-      title: "Worker",
+      title: t("Worker"),
       value: (row) => row.worker,
       cell: (row) =>
         row.worker
@@ -132,15 +145,15 @@ function Lists({ params }) {
     },
     {
       name: "who",
-      title: "From",
+      title: t("From"),
       extra: true,
       value: (row) => row.key || row.client,
-      cell: (row) => html`<span class="clip short" title=${row.key}>${row.key || "no key"}</span>
+      cell: (row) => html`<span class="clip short" title=${row.key}>${row.key || t("no key")}</span>
         <span class="sub clip short" title=${row.client}>${row.client}</span>`,
     },
     {
       name: "bytes",
-      title: "In / out",
+      title: t("In / out"),
       align: "right",
       extra: true,
       value: (row) => row.bytes_out,
@@ -148,30 +161,33 @@ function Lists({ params }) {
     },
     {
       name: "id",
-      title: "Id",
+      title: t("Id"),
       extra: true,
       value: (row) => row.id,
       cell: (row) => html`<a href=${hrefOf("requests", [row.own_id])}
-        aria-label=${`Request ${row.id}`}><code class="nowrap" title=${row.id}>${shortId(row.id)}</code></a>`,
+        aria-label=${t("Request {id}", { id: row.id })}><code class="nowrap" title=${row.id}>${shortId(row.id)}</code></a>`,
     },
     {
       name: "do",
       title: "",
       align: "right",
       cell: (row) => html`<${Button} small tone="danger"
-        aria-label=${`Cancel ${row.id}`} onClick=${() => cancel(row)}>Cancel<//>`,
+        aria-label=${t("Cancel {id}", { id: row.id })} onClick=${() => cancel(row)}>${t("Cancel")}<//>`,
     },
   ];
   const empty = all.length
-    ? "No request is like that."
-    : html`<${Empty} icon="requests" title="No request is in flight">
-    <p>They appear here while the gateway works on them.</p><//>`;
-  const more = inFlight && inFlight.total > all.length ? ` The ${all.length} oldest are shown.` : "";
-  const lead = inFlight ? `${count(inFlight.total, "request")} now.${more}` : "Asking…";
-  return html`<${Page} title="Requests in flight" lead=${lead} actions=${html`<input type="search"
-      aria-label="Find requests" placeholder="Find ( / )" value=${text}
+    ? t("No request is like that.")
+    : html`<${Empty} icon="requests" title=${t("No request is in flight")}>
+    <p>${t("They appear here while the gateway works on them.")}</p><//>`;
+  const more =
+    inFlight && inFlight.total > all.length ? ` ${t("The {count} oldest are shown.", { count: all.length })}` : "";
+  const lead = inFlight
+    ? `${count(inFlight.total, "{count} request now.", "{count} requests now.")}${more}`
+    : t("Asking…");
+  return html`<${Page} title=${t("Requests in flight")} lead=${lead} actions=${html`<input type="search"
+      aria-label=${t("Find requests")} placeholder=${t("Find ( / )")} value=${text}
       onInput=${(event) => setText(event.target.value)} />`}>
-    <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(
+    <${Card} flush><${Table} label=${t("Requests in flight")} columns=${columns} rows=${found} keyOf=${(
       /** @type {Api.RequestInFlight} */ row,
     ) => row.own_id}
       sort="-age" total=${text ? undefined : inFlight?.total} empty=${empty} /><//>

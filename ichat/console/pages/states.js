@@ -1,6 +1,7 @@
 // The states of workers and the progress of their loads, in words: pure functions of their rows.
 
-import { stateName } from "../ui/basics.js";
+import { t } from "../texts.js";
+import { inWords } from "../ui/api_words.js";
 import { duration, left, passed } from "../ui/format.js";
 
 /** @import { Worker } from "../store.js" */
@@ -52,13 +53,37 @@ export function phasesOf(worker) {
 }
 
 /**
+ * Return a phase of a load in words: `loading weights 2/4 shards`.
+ *
+ * @param {{ name: string, detail?: string | null }} phase
+ */
+export const stepWords = ({ name, detail }) => [inWords(name), detail].filter(Boolean).join(" ");
+
+/**
+ * Return a phase as an engine without a list of phases reports it, in words: `loading weights 64 %`.
+ *
+ * @param {string} text
+ */
+function phaseWords(text) {
+  const [, name, detail] = /^(.*?)( \d.*)?$/s.exec(text) ?? [];
+  return `${inWords(name ?? text)}${detail ?? ""}`;
+}
+
+/**
+ * Return which state a worker has, in a sentence without its end.
+ *
+ * @param {Pick<Worker, "worker_id" | "state">} worker
+ */
+export const isWords = (worker) => t("{id} is {state}", { id: worker.worker_id, state: inWords(worker.state) });
+
+/**
  * Return the present phase of a worker's load, as its engine reports it.
  *
  * @param {Worker} worker
  */
 export function stepOf(worker) {
   const phase = worker.load?.phases.at(-1);
-  return phase ? [phase.name, phase.detail].filter(Boolean).join(" ") : (worker.phase ?? stateName(worker.state));
+  return phase ? stepWords(phase) : phaseWords(worker.phase ?? worker.state);
 }
 
 /**
@@ -94,7 +119,8 @@ export function restOf(worker) {
 export function loadWords(worker) {
   const rest = restOf(worker);
   if (rest === null) return stepOf(worker);
-  return `${stepOf(worker)}, ${rest > 0 ? `ready in about ${duration(rest)}` : "which takes longer than usual"}`;
+  const holes = { step: stepOf(worker), time: duration(rest) };
+  return rest > 0 ? t("{step}, ready in about {time}", holes) : t("{step}, which takes longer than usual", holes);
 }
 
 /**
@@ -103,12 +129,12 @@ export function loadWords(worker) {
  * @param {Worker} worker
  */
 export function stateWords(worker) {
-  if (worker.retry_in_s) return `again in ${duration(left(worker.retry_in_s, worker.seen_at))}`;
+  if (worker.retry_in_s) return t("again in {time}", { time: duration(left(worker.retry_in_s, worker.seen_at)) });
   if (isLoading(worker)) return loadWords(worker);
-  if (worker.state === "ready") return worker.circuit && worker.circuit.state !== "closed" ? "circuit open" : "";
-  if (isReturning(worker)) return "is started again";
+  if (worker.state === "ready") return worker.circuit && worker.circuit.state !== "closed" ? t("circuit open") : "";
+  if (isReturning(worker)) return t("is started again");
   const says = DOWN.has(worker.state) || worker.state === "cold" ? "" : worker.phase; // its last report is old then
-  return says && says !== worker.state && says !== "ready" ? says : ""; // a drained worker reports `ready`
+  return says && says !== worker.state && says !== "ready" ? phaseWords(says) : ""; // a drained worker reports `ready`
 }
 
 /**
@@ -123,16 +149,18 @@ export function reasonOf(worker) {
 
 /** @param {Worker} worker */
 const lostWords = ({ lost }) =>
-  lost?.length ? `Its group has lost ${lost.map((one) => one.worker_id).join(", ")}.` : "";
+  lost?.length ? t("Its group has lost {ids}.", { ids: lost.map((one) => one.worker_id).join(", ") }) : "";
 /** @param {Worker} worker */
 const silenceWords = (worker) =>
   worker.heartbeat_age_s === null
-    ? "It has sent no heartbeat."
-    : `Its last heartbeat arrived ${duration(passed(worker.heartbeat_age_s, worker.seen_at))} ago.`;
+    ? t("It has sent no heartbeat.")
+    : t("Its last heartbeat arrived {time} ago.", {
+        time: duration(passed(worker.heartbeat_age_s, worker.seen_at)),
+      });
 
 /**
  * Return a worker's activity, and the reason of a problem: a line of a list.
  *
  * @param {Worker} worker
  */
-export const stateLine = (worker) => [stateWords(worker), reasonOf(worker)].filter(Boolean).join(": ");
+export const stateLine = (worker) => [stateWords(worker), reasonOf(worker)].filter(Boolean).join(t(": "));

@@ -3,6 +3,7 @@
 import { api, send } from "../api.js";
 import { readRoute, replace } from "../router.js";
 import { useStore } from "../store.js";
+import { t } from "../texts.js";
 import {
   Button,
   Card,
@@ -14,6 +15,7 @@ import {
   Notice,
   number,
   Page,
+  percent,
   Table,
   useEffect,
   useState,
@@ -35,15 +37,15 @@ const DAY_S = 86400;
 const TIMES_MAX = 400;
 /** @type {[string, string][]} */
 const BY = [
-  ["key", "Key"],
-  ["model", "Model"],
-  ["endpoint", "Worker or route"],
+  ["key", t("Key")],
+  ["model", t("Model")],
+  ["endpoint", t("Worker or route")],
 ];
 const TIMES = [
-  ["", "The whole time"],
-  ["hour", "Hours"],
-  ["day", "Days"],
-  ["month", "Months"],
+  ["", t("The whole time")],
+  ["hour", t("Hours")],
+  ["day", t("Days")],
+  ["month", t("Months")],
 ];
 
 const midnight = (/** @type {number} */ now) => Math.floor(now / DAY_S) * DAY_S;
@@ -53,11 +55,11 @@ const monthStart = (/** @type {number} */ now, back = 0) => {
 };
 /** @type {Record<string, [string, (now: number) => [number, number]]>} */
 const SPANS = {
-  today: ["Today", (now) => [midnight(now), now]],
-  week: ["7 days", (now) => [midnight(now) - 6 * DAY_S, now]],
-  month: ["This month", (now) => [monthStart(now), now]],
-  last_month: ["Last month", (now) => [monthStart(now, 1), monthStart(now)]],
-  year: ["12 months", (now) => [monthStart(now, 11), now]],
+  today: [t("Today"), (now) => [midnight(now), now]],
+  week: [t("7 days"), (now) => [midnight(now) - 6 * DAY_S, now]],
+  month: [t("This month"), (now) => [monthStart(now), now]],
+  last_month: [t("Last month"), (now) => [monthStart(now, 1), monthStart(now)]],
+  year: [t("12 months"), (now) => [monthStart(now, 11), now]],
 };
 
 /**
@@ -81,7 +83,7 @@ const rowKeys = ({ by, time }) => {
 };
 
 /** @type {Record<string, string>} */
-const UNNAMED = { key: "no key", model: "no such model", endpoint: "none" };
+const UNNAMED = { key: t("no key"), model: t("no such model"), endpoint: t("none") };
 
 /**
  * @param {string[]} names
@@ -104,7 +106,7 @@ function columnsOf(names, hasCosts) {
     ...more,
   });
   /** @type {Record<string, string>} */
-  const titles = { ...Object.fromEntries(BY), hour: "Hour (UTC)", day: "Day (UTC)", month: "Month (UTC)" };
+  const titles = { ...Object.fromEntries(BY), hour: t("Hour (UTC)"), day: t("Day (UTC)"), month: t("Month (UTC)") };
   return [
     ...names.map((name) => ({
       name,
@@ -112,13 +114,13 @@ function columnsOf(names, hasCosts) {
       value: (/** @type {Row} */ row) => row[name],
       cell: (/** @type {Row} */ row) => html`<span class="long">${row[name] || UNNAMED[name]}</span>`,
     })),
-    amount("requests", "Requests"),
-    amount("errors", "Errors", { extra: true }),
-    amount("input_tokens", "Tokens in"),
-    amount("cached_tokens", "Cached", { extra: true }),
-    amount("output_tokens", "Tokens out"),
-    amount("busy_s", "Time", { extra: true, cell: (row) => duration(row.busy_s) }),
-    ...(hasCosts ? [amount("cost", "Cost", { cell: (row) => (row.cost === null ? "–" : money(row.cost)) })] : []),
+    amount("requests", t("Requests")),
+    amount("errors", t("Errors"), { extra: true }),
+    amount("input_tokens", t("Tokens in")),
+    amount("cached_tokens", t("Cached"), { extra: true }),
+    amount("output_tokens", t("Tokens out")),
+    amount("busy_s", t("Time"), { extra: true, cell: (row) => duration(row.busy_s) }),
+    ...(hasCosts ? [amount("cost", t("Cost"), { cell: (row) => (row.cost === null ? "–" : money(row.cost)) })] : []),
   ];
 }
 
@@ -129,14 +131,22 @@ const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, 
 function Totals({ totals }) {
   const cached = totals.input_tokens ? totals.cached_tokens / totals.input_tokens : 0;
   const tiles = [
-    ["Requests", number(totals.requests), count(totals.errors, "error")],
-    ["Tokens in", number(totals.input_tokens, { short: true }), `${Math.round(cached * 100)} % from the cache`],
+    [t("Requests"), number(totals.requests), count(totals.errors, "{count} error", "{count} errors")],
     [
-      "Tokens out",
-      number(totals.output_tokens, { short: true }),
-      totals.estimated_tokens ? `${number(totals.estimated_tokens, { short: true })} of all are estimates` : "",
+      t("Tokens in"),
+      number(totals.input_tokens, { short: true }),
+      t("{share} from the cache", { share: percent(cached) }),
     ],
-    ["Cost", totals.cost === null ? "–" : money(totals.cost), totals.cost === null ? "no prices are set" : ""],
+    [
+      t("Tokens out"),
+      number(totals.output_tokens, { short: true }),
+      totals.estimated_tokens
+        ? t("{count} of all are estimates", {
+            count: number(totals.estimated_tokens, { short: true }),
+          })
+        : "",
+    ],
+    [t("Cost"), totals.cost === null ? "–" : money(totals.cost), totals.cost === null ? t("no prices are set") : ""],
   ];
   return html`<div class="grid tiles">${tiles.map(
     ([title, value, more]) => html`<div key=${title} class="card tile"
@@ -156,6 +166,12 @@ const timeOf = (label) =>
 
 const slice = (/** @type {number} */ from, /** @type {number} */ to) => (/** @type {number} */ at) =>
   new Date(at * 1000).toISOString().slice(from, to);
+/** @type {Record<Unit, string>} */
+const BARS = {
+  hour: t("Tokens by hour and key"),
+  day: t("Tokens by day and key"),
+  month: t("Tokens by month and key"),
+};
 const IN_WORDS = { hour: slice(11, 16), day: slice(5, 10), month: slice(0, 7) };
 
 /**
@@ -180,7 +196,7 @@ function OverTime({ answer, span, unit }) {
   const rows = answer.rows.map((row) => ({ ...row, at: timeOf(String(/** @type {Row} */ (row)[unit])) }));
   if (!rows.some((row) => row.input_tokens + row.output_tokens)) return null;
   const [bars, keys] = barsOf(rows, timesOf(...span, unit), IN_WORDS[unit]);
-  return html`<${Bars} title=${`Tokens by ${unit} and key`} bars=${bars} keys=${keys} />`;
+  return html`<${Bars} title=${BARS[unit]} bars=${bars} keys=${keys} />`;
 }
 
 /**
@@ -219,21 +235,23 @@ function Filters({ question, set, answer }) {
       by: question.by.includes(name) ? question.by.filter((one) => one !== name) : [...question.by, name],
     });
   return html`<${Card}><div class="form tight">
-    <${Field} label="When">${choose(
+    <${Field} label=${t("When")}>${choose(
       "span",
       Object.entries(SPANS).map(([name, [title]]) => [name, title]),
     )}<//>
-    <${Field} label="By">${choose("time", TIMES)}<//>
-    <${Field} label="Key">${choose("key", [["", "All"], ...keys.map((name) => [name, name])])}<//>
-    <${Field} label="Model">${choose("model", [["", "All"], ...models.map(({ id }) => [id, id])])}<//>
+    <${Field} label=${t("By")}>${choose("time", TIMES)}<//>
+    <${Field} label=${t("Key")}>${choose("key", [["", t("All")], ...keys.map((name) => [name, name])])}<//>
+    <${Field} label=${t("Model")}>${choose("model", [["", t("All")], ...models.map(({ id }) => [id, id])])}<//>
     <div class="wide actions">${BY.map(
       ([name, title]) => html`<label key=${name} class="check"><input type="checkbox"
       checked=${question.by.includes(name)} onChange=${() => turn(name)} /> ${title}</label>`,
     )}
       ${
         answer &&
-        html`<span class="hint">${new Date(answer.from).toISOString().slice(0, 16)}Z to
-        ${" "}${new Date(answer.to).toISOString().slice(0, 16)}Z</span>`
+        html`<span class="hint">${t("{from}Z to {to}Z", {
+          from: new Date(answer.from).toISOString().slice(0, 16),
+          to: new Date(answer.to).toISOString().slice(0, 16),
+        })}</span>`
       }</div></div><//>`;
 }
 
@@ -293,15 +311,15 @@ export default function Usage({ params }) {
   }, [JSON.stringify(question), round]);
   const set = (/** @type {Partial<Question>} */ change) =>
     replace("usage", [], addressOf({ ...questionOf(readRoute().query), ...change }));
-  const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Refresh<//>
-    <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>Save as CSV<//>`;
-  return html`<${Page} title="Usage" actions=${actions}
-    lead="Requests and tokens of each key, model and worker. Days and months are those of UTC.">
+  const actions = html`<${Button} onClick=${() => setRound(round + 1)}>${t("Refresh")}<//>
+    <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>${t("Save as CSV")}<//>`;
+  return html`<${Page} title=${t("Usage")} actions=${actions}
+    lead=${t("Requests and tokens of each key, model and worker. Days and months are those of UTC.")}>
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
     ${
       answer &&
       answer.storage !== "ok" &&
-      html`<${Notice} title="The disk does not have everything.">
+      html`<${Notice} title=${t("The disk does not have everything.")}>
       ${answer.storage}<//>`
     }
     <${Filters} question=${question} set=${set} answer=${answer} />
@@ -309,10 +327,10 @@ export default function Usage({ params }) {
       answer &&
       html`<${Totals} totals=${answer.totals} />
       <${OverTime} answer=${answer.over} span=${answer.span} unit=${answer.unit} />
-      <${Card} flush><${Table} key=${answer.names.join()} label="Usage" rows=${answer.rows}
+      <${Card} flush><${Table} key=${answer.names.join()} label=${t("Usage")} rows=${answer.rows}
         columns=${columnsOf(answer.names, answer.totals.cost !== null)}
         sort=${question.time ? `-${question.time}` : "-output_tokens"}
         keyOf=${(/** @type {Row} */ row) => answer.names.map((name) => row[name]).join("\n")}
-        empty=${html`<${Empty} icon="usage" title="No requests in this time" />`} /><//>`
+        empty=${html`<${Empty} icon="usage" title=${t("No requests in this time")} />`} /><//>`
     }<//>`;
 }

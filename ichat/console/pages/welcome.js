@@ -3,6 +3,7 @@
 import { api, BASE } from "../api.js";
 import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import { Button, Card, Code, Field, html, Notice, Page, toast, useEffect, useState } from "../ui.js";
 import { useCheck } from "./launch/check.js";
 import { bodyOf, EMPTY, nameOf, tomlOf } from "./launch/draft.js";
@@ -32,16 +33,18 @@ export function Welcome() {
   const draft = { ...EMPTY, model_path: path.trim() || EXAMPLE, backend: chosen };
   const sample = { ...draft, gpu_ids: machine?.gpus?.length ? [0] : null };
   const engine = engines.find((one) => one.name === chosen);
-  return html`<${Page} title="Welcome" lead="The gateway runs, and no model does yet.">
+  return html`<${Page} title=${t("Welcome")} lead=${t("The gateway runs, and no model does yet.")}>
     <div class="grid two">
       <div class="pile">
         <${Start} path=${path} setPath=${setPath} draft=${draft} backend=${chosen} setBackend=${setBackend}
           engines=${installed.length ? installed : engines} />
-        <${Card} title="Or write it into ichat.toml"><div class="pile">
-          <p class="hint">The gateway reads its file again as soon as it changes.</p>
+        <${Card} title=${t("Or write it into ichat.toml")}><div class="pile">
+          <p class="hint">${t("The gateway reads its file again as soon as it changes.")}</p>
           <${Code} text=${tomlOf(bodyOf(sample, new Map()))} /></div><//>
-        <${Card} title="Then ask it"><div class="pile">
-          <p class="hint">Or chat with it in the <a href=${hrefOf("playground")}>playground</a>.</p>
+        <${Card} title=${t("Then ask it")}><div class="pile">
+          <p class="hint">${tParts("Or chat with it in the {playground}.", {
+            playground: html`<a href=${hrefOf("playground")}>${t("playground")}</a>`,
+          })}</p>
           <${Code} text=${askOf(nameOf(draft))} /></div><//>
       </div>
       <div class="pile">
@@ -52,8 +55,10 @@ export function Welcome() {
         }
       </div>
     </div>
-    <${Notice} tone="busy">Something does not start? <code>./ichat.pyz doctor</code> examines this machine, its engines
-      and its configuration, and says what to type.<//><//>`;
+    <${Notice} tone="busy">${tParts(
+      "Something does not start? {command} examines this machine, its engines and its configuration, and says what to type.",
+      { command: html`<code>./ichat.pyz doctor</code>` },
+    )}<//><//>`;
 }
 
 /** @param {string} name */
@@ -87,13 +92,13 @@ function Start({ path, setPath, draft, backend, setBackend, engines }) {
     if (event.key === "Enter" && body && !objections.length) launch();
   };
   const more = hrefOf("launch", [], { model_path: path.trim(), backend });
-  return html`<${Card} title="Start a model"><div class="pile">
-    <${Field} label="Model" hint="A directory on the gateway's machine, or a name on the model hub.">
+  return html`<${Card} title=${t("Start a model")}><div class="pile">
+    <${Field} label=${t("Model")} hint=${t("A directory on the gateway's machine, or a name on the model hub.")}>
       <input type="text" class="mono" spellcheck=${false} placeholder=${EXAMPLE} value=${path} onInput=${type}
         onKeyDown=${press} /><//>
     ${
       engines.length > 0 &&
-      html`<${Field} label="Engine"><select value=${backend}
+      html`<${Field} label=${t("Engine")}><select value=${backend}
       onChange=${(event) => setBackend(event.target.value)}>${engines.map(
         ({ name, version }) => html`
       <option key=${name} value=${name}>${name}${version ? ` ${version}` : ""}</option>`,
@@ -102,8 +107,8 @@ function Start({ path, setPath, draft, backend, setBackend, engines }) {
     ${objections.map((text) => html`<${Notice} key=${text}>${text}<//>`)}
     ${failure && !objections.includes(failure) && html`<${Notice} tone="bad">${failure}<//>`}
     <div class="actions"><${Button} tone="primary" icon="play" disabled=${!body || objections.length > 0}
-      onClick=${launch}>Launch<//>
-      <a class="button quiet" href=${more}>All settings</a></div></div><//>`;
+      onClick=${launch}>${t("Launch")}<//>
+      <a class="button quiet" href=${more}>${t("All settings")}</a></div></div><//>`;
 }
 
 /** @param {{ settings: Settings, machine?: Machine, engine?: Engine, model: string }} props */
@@ -112,24 +117,40 @@ function Join({ settings, machine, engine, model }) {
   const variable = settings.security.join_token_env ?? "ICHAT_JOIN_TOKEN";
   const address = addressOf(settings, machine, BASE);
   const python = interpreterOf(engine, settings);
-  return html`<${Card} title="Or let a worker of another machine join"><div class="pile">
+  return html`<${Card} title=${t("Or let a worker of another machine join")}><div class="pile">
     ${
       missing &&
-      html`<p class="hint">${missing.why} Write this into ichat.toml, and start the gateway anew with a long
-      random word in <code>${variable}</code>:</p><${Code} text=${missing.toml} />`
+      html`<p class="hint">${missing.why}${" "}
+      ${tParts("Write this into ichat.toml, and start the gateway anew with a long random word in {variable}:", {
+        variable: html`<code>${variable}</code>`,
+      })}</p><${Code} text=${missing.toml} />`
     }
     ${
       missing &&
       !settings.security.keys.length &&
-      html`<p class="hint">Make <a href=${hrefOf("keys")}>keys</a> first:
-      without any, whoever reaches the port may use the models.</p>`
+      html`<p class="hint">${tParts("Create {keys} first: without any, whoever reaches the port may use the models.", {
+        keys: html`<a href=${hrefOf("keys")}>${t("keys")}</a>`,
+      })}</p>`
     }
-    <p class="hint">${missing ? "Then start it" : "Start it"} there with the interpreter that has its engine
-      ${
-        python !== null
-          ? html` (on the gateway's machine it is <code>${python}</code>)`
-          : html` (<code>./build engine ${engine?.name ?? "vllm"}</code> makes one)`
-      }, and with the same word in
-      ${" "}<code>ICHAT_JOIN_TOKEN</code>:</p>
+    <p class="hint">${startWords(python, engine)}</p>
     <${Code} text=${joinCommand(engine, python, model, address)} /></div><//>`;
+}
+
+/**
+ * Return how a worker is started on another machine.
+ *
+ * @param {string | null} python
+ * @param {Engine | undefined} engine
+ */
+function startWords(python, engine) {
+  const variable = html`<code>ICHAT_JOIN_TOKEN</code>`;
+  if (python === null)
+    return tParts(
+      "Start it there with the interpreter that has its engine ({command} makes one), and with the same word in {variable}:",
+      { command: html`<code>./build engine ${engine?.name ?? "vllm"}</code>`, variable },
+    );
+  return tParts(
+    "Start it there with the interpreter that has its engine (on the gateway's machine it is {python}), and with the same word in {variable}:",
+    { python: html`<code>${python}</code>`, variable },
+  );
 }

@@ -3,6 +3,7 @@
 import { api } from "../api.js";
 import { go, hrefOf } from "../router.js";
 import { loadHistory, useStore } from "../store.js";
+import { t, tParts } from "../texts.js";
 import {
   Badge,
   Card,
@@ -10,6 +11,7 @@ import {
   Empty,
   Facts,
   html,
+  inWords,
   Meter,
   Notice,
   number,
@@ -43,9 +45,9 @@ import { isLoading, reasonOf, stateWords } from "./states.js";
 /** @typedef {{ name: string, value: unknown, isSet: boolean }} Argument */
 
 const TABS = [
-  { name: "now", title: "Now" },
-  { name: "log", title: "Log" },
-  { name: "arguments", title: "Arguments" },
+  { name: "now", title: t("Now") },
+  { name: "log", title: t("Log") },
+  { name: "arguments", title: t("Arguments") },
 ];
 
 /**
@@ -71,18 +73,18 @@ export default function Worker({ id, query }) {
     return () => control.abort();
   }, [id, begun]);
   useTick();
-  const back = { href: hrefOf("workers"), title: "Workers" };
+  const back = { href: hrefOf("workers"), title: t("Workers") };
   if (!summary) {
-    return html`<${Page} title=${id} back=${back}><${Empty} title="There is no such worker">
-      <p>It was stopped, or never was. Its log may still be there.</p><//>
-      <${Card} title="Log"><${Log} id=${id} place=${["workers", id]} query=${query} /><//><//>`;
+    return html`<${Page} title=${id} back=${back}><${Empty} title=${t("There is no such worker")}>
+      <p>${t("It was stopped, or never was. Its log may still be there.")}</p><//>
+      <${Card} title=${t("Log")}><${Log} id=${id} place=${["workers", id]} query=${query} /><//><//>`;
   }
   /** @type {Details} */
   const worker = { ...details, ...summary };
   return html`<${Page} title=${id} back=${back} lead=${worker.model_names.join(", ")}
       actions=${html`<${Actions} worker=${worker} />`}>
     <${State} worker=${worker} />
-    <${Tabs} label="What of it" tabs=${TABS} current=${tab}
+    <${Tabs} label=${t("What of it")} tabs=${TABS} current=${tab}
       onSelect=${(/** @type {string} */ name) => go("workers", [id], { tab: name })} />
     ${tab === "now" && html`<${Now} worker=${worker} query=${query} />`}
     ${tab === "log" && html`<${Card}><${Log} id=${id} place=${["workers", id]} query=${query} /><//>`}
@@ -105,12 +107,12 @@ function State({ worker }) {
   const words = stateWords(worker);
   const line = html`<div class="state-line"><${StateBadge} state=${worker.state} />
     ${words && html`<span>${words}</span>`}
-    <span class="muted">${worker.managed ? "started by this gateway" : "started elsewhere"}</span>
-    ${worker.on_demand && html`<${Badge}>on demand<//>`}
+    <span class="muted">${worker.managed ? t("started by this gateway") : t("started elsewhere")}</span>
+    ${worker.on_demand && html`<${Badge}>${t("on demand")}<//>`}
     ${
       worker.circuit &&
       worker.circuit.state !== "closed" &&
-      html`<${Badge} tone="bad">circuit ${worker.circuit.state}<//>`
+      html`<${Badge} tone="bad">${t("circuit {state}", { state: inWords(worker.circuit.state) })}<//>`
     }
   </div>`;
   const isDown = ["failed", "restarting", "unhealthy", "wedged", "broken", "pending"].includes(worker.state);
@@ -118,7 +120,7 @@ function State({ worker }) {
   return html`${line}${
     isDown &&
     html`<${Notice} tone=${["restarting", "pending"].includes(worker.state) ? "warn" : "bad"} title=${reason}>
-    ${worker.failure && worker.failure !== reason ? `It ${worker.failure}. ` : ""}
+    ${worker.failure && worker.failure !== reason ? t("It {failure}. ", { failure: worker.failure }) : ""}
     ${worker.state === "failed" && whatNext(worker)}<//>`
   }`;
 }
@@ -129,10 +131,12 @@ function State({ worker }) {
  * @param {Details} worker
  */
 function whatNext({ managed, origin }) {
-  if (!managed) return "Start it again where it was started.";
-  if (origin === "api") return "It stays down until it is started here, or launched anew.";
-  return html`It stays down until something of it changes in the configuration, or it is started here.${" "}
-    <code>./ichat.pyz reload --restart-failed</code> starts all that have failed.`;
+  if (!managed) return t("Start it again where it was started.");
+  if (origin === "api") return t("It stays down until it is started here, or launched anew.");
+  return tParts(
+    "It stays down until something of it changes in the configuration, or it is started here. {command} starts all that have failed.",
+    { command: html`<code>./ichat.pyz reload --restart-failed</code>` },
+  );
 }
 
 const WITHOUT_PROCESS = new Set(["stopped", "cold", "failed"]);
@@ -147,48 +151,51 @@ function Now({ worker, query }) {
   const series = useMemo(() => {
     const own = history.workers[worker.worker_id] ?? {};
     return {
-      load: [{ title: "in flight", values: own.in_flight ?? [], fill: true }],
-      cache: [{ title: "KV cache", values: own.kv_use ?? [], color: "chart-4", fill: true }],
+      load: [{ title: t("in flight"), values: own.in_flight ?? [], fill: true }],
+      cache: [{ title: t("KV cache"), values: own.kv_use ?? [], color: "chart-4", fill: true }],
     };
   }, [history, worker.worker_id]);
   const shared = { times: history.columns.at, sync: "worker" };
   const load = [
-    ["Requests in flight", number(worker.in_flight)],
-    ["The engine works on", number(worker.running ?? progress.running)],
-    ["Wait in the engine", number(worker.waiting ?? progress.waiting)],
-    ["KV cache in use", html`<${Meter} value=${worker.kv_use ?? progress.kv_use} label="KV cache in use" />`],
-    ["Prefix cache hits", percent(worker.prefix_hit_rate)],
-    ["Tokens since its start", number(progress.tokens_out, { short: true })],
+    [t("Requests in flight"), number(worker.in_flight)],
+    [t("The engine works on"), number(worker.running ?? progress.running)],
+    [t("Wait in the engine"), number(worker.waiting ?? progress.waiting)],
+    [t("KV cache in use"), html`<${Meter} value=${worker.kv_use ?? progress.kv_use} label=${t("KV cache in use")} />`],
+    [t("Prefix cache hits"), percent(worker.prefix_hit_rate)],
+    [t("Tokens since its start"), number(progress.tokens_out, { short: true })],
   ];
   const facts = [
-    ["Engine", worker.backend && `${worker.backend} ${worker.versions?.[worker.backend] ?? ""}`],
-    ["Machine", worker.machine],
+    [t("Engine"), worker.backend && `${worker.backend} ${worker.versions?.[worker.backend] ?? ""}`],
+    [t("Machine"), worker.machine],
     ["GPUs", worker.gpu_ids?.join(", ")],
-    ["Address", worker.port ? `${worker.host}:${worker.port}` : worker.unix_socket && "a unix socket"],
-    ["Process", worker.pid || null],
-    ["Model", worker.model_path && html`<code>${worker.model_path}</code>`],
-    ["Context", worker.models?.[0]?.max_model_len && `${number(worker.models[0].max_model_len)} tokens`],
-    ["Restarts", worker.restarts],
-    ["Group", worker.group && `${worker.group.id} (${worker.group.rank} of ${worker.group.size})`],
-    ["Log file", worker.log_file && html`<code>${worker.log_file}</code>`],
+    [t("Address"), worker.port ? `${worker.host}:${worker.port}` : worker.unix_socket && t("a unix socket")],
+    [t("Process"), worker.pid || null],
+    [t("Model"), worker.model_path && html`<code>${worker.model_path}</code>`],
+    [
+      t("Context"),
+      worker.models?.[0]?.max_model_len && t("{count} tokens", { count: number(worker.models[0].max_model_len) }),
+    ],
+    [t("Restarts"), worker.restarts],
+    [t("Group"), worker.group && t("{id} ({rank} of {size})", { ...worker.group })],
+    [t("Log file"), worker.log_file && html`<code>${worker.log_file}</code>`],
   ];
   if (isLoading(worker)) {
     return html`<${LoadStory} worker=${worker} />
-      <${Card} title="Log"><${Log} id=${worker.worker_id} place=${["workers", worker.worker_id]} query=${query} /><//>
-      <${Card} title="What it is"><${Facts} facts=${facts} /><//>
+      <${Card} title=${t("Log")}><${Log} id=${worker.worker_id} place=${["workers", worker.worker_id]} query=${query} /><//>
+      <${Card} title=${t("What it is")}><${Facts} facts=${facts} /><//>
       <${LastEnd} worker=${worker} />`;
   }
   const hasProcess = !WITHOUT_PROCESS.has(worker.state);
   return html`<div class="grid two">
-      ${hasValues(series.load) && html`<${Chart} ...${shared} title="Requests in flight" series=${series.load} />`}
+      ${hasValues(series.load) && html`<${Chart} ...${shared} title=${t("Requests in flight")} series=${series.load} />`}
       ${
         hasValues(series.cache) &&
-        html`<${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
+        html`<${Chart} ...${shared} title=${t("KV cache in use")} max=${1} series=${series.cache}
         format=${(/** @type {number} */ value) => `${Math.round(value * 100)} %`} />`
       }
     </div>
-    <div class="grid two">${hasProcess && html`<${Card} title="Load"><${Facts} facts=${load} /><//>`}
-      <${Card} title="What it is"><${Facts} facts=${facts} /><//></div>
+    <div class="grid two">${hasProcess && html`<${Card} title=${t("Current load")}><${Facts} facts=${load} /><//>`}
+      <${Card} title=${t("What it is")}><${Facts} facts=${facts} /><//></div>
     ${worker.last_load && html`<${LoadStory} worker=${worker} />`}
     <${LastEnd} worker=${worker} />`;
 }
@@ -202,17 +209,17 @@ function LastEnd({ worker }) {
   }, [text]);
   if (!worker.ended_at) return null;
   const facts = [
-    ["When", when(worker.ended_at)],
-    ["Exit code", worker.exit_code],
-    ["Signal", worker.signal],
-    ["Out of memory", worker.oom_killed ? "the kernel ended it" : null],
+    [t("When"), when(worker.ended_at)],
+    [t("Exit code"), worker.exit_code],
+    [t("Signal"), worker.signal],
+    [t("Out of memory"), worker.oom_killed ? t("the kernel ended it") : null],
   ];
-  return html`<${Card} title="How it last ended" tone="ended">
+  return html`<${Card} title=${t("How it last ended")} tone="ended">
     ${worker.cause && html`<p class="cause">${worker.cause}</p>`}
     <${Facts} facts=${facts} />
     ${
       text &&
-      html`<h3>Its last lines</h3>
+      html`<h3>${t("Its last lines")}</h3>
       <pre class="lines" ref=${lines} tabindex="0">${text}</pre>`
     }<//>`;
 }
@@ -221,7 +228,8 @@ function LastEnd({ worker }) {
 function Arguments({ worker }) {
   const [text, setText] = useState("");
   const [all, setAll] = useState(false);
-  if (!worker.args) return html`<${Empty} title="Not known yet"><p>Its first heartbeat brings them.</p><//>`;
+  if (!worker.args)
+    return html`<${Empty} title=${t("Not known yet")}><p>${t("Its first heartbeat brings them.")}</p><//>`;
   const changed = new Set(worker.changed_args);
   const rows = Object.entries(worker.args).map(([name, value]) => ({ name, value, isSet: changed.has(name) }));
   const found = rows.filter((row) => (all || row.isSet) && row.name.includes(text.trim().replaceAll("-", "_")));
@@ -229,17 +237,22 @@ function Arguments({ worker }) {
   const columns = [
     {
       name: "name",
-      title: "Argument",
+      title: t("Argument"),
       value: (row) => row.name,
-      cell: (row) => html`<code>${row.name}</code> ${row.isSet && all ? html`<${Badge} tone="busy">set<//>` : ""}`,
+      cell: (row) =>
+        html`<code>${row.name}</code> ${row.isSet && all ? html`<${Badge} tone="busy">${t("set")}<//>` : ""}`,
     },
-    { name: "value", title: "Value", cell: (row) => html`<span class="mono wrap">${JSON.stringify(row.value)}</span>` },
+    {
+      name: "value",
+      title: t("Value"),
+      cell: (row) => html`<span class="mono wrap">${JSON.stringify(row.value)}</span>`,
+    },
   ];
-  return html`<${Card} flush title="Arguments of the engine" actions=${html`
-    <input type="search" aria-label="Find arguments" placeholder="Find ( / )" value=${text}
+  return html`<${Card} flush title=${t("Arguments of the engine")} actions=${html`
+    <input type="search" aria-label=${t("Find arguments")} placeholder=${t("Find ( / )")} value=${text}
       onInput=${(event) => setText(event.target.value)} />
     <label class="check"><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} />
-      defaults as well</label>`}>
-    <${Table} label="Arguments" columns=${columns} rows=${found} keyOf=${(/** @type {Argument} */ row) =>
+      ${t("defaults as well")}</label>`}>
+    <${Table} label=${t("Arguments")} columns=${columns} rows=${found} keyOf=${(/** @type {Argument} */ row) =>
       row.name} sort="name" /><//>`;
 }

@@ -2,6 +2,8 @@
 
 import { Component } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { t } from "../texts.js";
+import { inWords } from "./api_words.js";
 import { useMounted } from "./hooks.js";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
@@ -109,16 +111,6 @@ const STATES = {
   failed: "bad",
 };
 
-/** What people read in place of the API's word. @type {Record<string, string>} */
-const STATE_NAMES = { following: "member", stale: "unknown", wedged: "stuck" };
-
-/**
- * Return the name of a worker's state, as people read it.
- *
- * @param {string} state
- */
-export const stateName = (state) => STATE_NAMES[state] ?? state;
-
 /**
  * Return the tone of a worker's state.
  *
@@ -132,7 +124,7 @@ export const toneOfState = (state) => STATES[state] ?? "busy";
  * @param {{ state: string }} props
  */
 export function StateBadge({ state }) {
-  return html`<${Badge} tone=${toneOfState(state)} title=${state}>${stateName(state)}<//>`;
+  return html`<${Badge} tone=${toneOfState(state)} title=${state}>${inWords(state)}<//>`;
 }
 
 /**
@@ -233,7 +225,7 @@ export function Facts({ facts }) {
  *
  * @param {{ text: string, label?: string }} props
  */
-export function Copy({ text, label = "Copy" }) {
+export function Copy({ text, label = t("Copy") }) {
   const [isDone, setDone] = useState(false);
   const copy = async () => {
     await copyText(text);
@@ -241,7 +233,7 @@ export function Copy({ text, label = "Copy" }) {
     setTimeout(() => setDone(false), 1500);
   };
   return html`<${Button} small tone="quiet" icon=${isDone ? "check" : "copy"} onClick=${copy}>
-    ${isDone ? "Copied" : label}<//>`;
+    ${isDone ? t("Copied") : label}<//>`;
 }
 
 /**
@@ -261,7 +253,7 @@ export async function copyText(text) {
   area.select();
   const isDone = document.execCommand("copy");
   area.remove();
-  if (!isDone) throw new Error("The browser lets nothing be copied: select the text, and copy it by hand.");
+  if (!isDone) throw new Error(t("The browser lets nothing be copied: select the text, and copy it by hand."));
 }
 
 /**
@@ -289,7 +281,7 @@ export class Guard extends Component {
    */
   render({ children }, { error }) {
     if (!error) return children;
-    const again = html`<${Button} small onClick=${() => this.setState({ error: null })}>Try again<//>`;
-    return html`<${Notice} tone="bad" title="This page cannot be shown." actions=${again}>${error.message}<//>`;
+    const again = html`<${Button} small onClick=${() => this.setState({ error: null })}>${t("Try again")}<//>`;
+    return html`<${Notice} tone="bad" title=${t("This page cannot be shown.")} actions=${again}>${error.message}<//>`;
   }
 }

@@ -1,6 +1,7 @@
 // Charts over time, drawn by uPlot in the colours of the theme.
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { t } from "../texts.js";
 import { number } from "./format.js";
 import { html } from "./html.js";
 
@@ -121,6 +122,6 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
       ${at !== null && index >= 0 && html`<time class="muted">${timeOf(times[index])}</time>`}
     </span></figcaption>
     <div ref=${place} class="chart-plot"></div>
-    ${times.length < 2 && html`<p class="chart-empty">Gathering samples…</p>`}
+    ${times.length < 2 && html`<p class="chart-empty">${t("Gathering samples…")}</p>`}
   </figure>`;
 }

@@ -1,5 +1,7 @@
 // Numbers, sizes and times as people read them.
 
+import { t, tPlural } from "../texts.js";
+
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -84,7 +86,7 @@ export const passed = (seconds, seenAt = Date.now()) => seconds + (Date.now() - 
  *
  * @param {number | null | undefined} at
  */
-export const age = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : NONE);
+export const age = (at) => (at ? t("{time} ago", { time: duration(Math.max(0, Date.now() / 1000 - at)) }) : NONE);
 
 /** @type {Intl.DateTimeFormatOptions} */
 const MINUTES = { hour: "2-digit", minute: "2-digit", hour12: false };
@@ -110,9 +112,11 @@ export function timeOfDay(at, parts = MINUTES) {
 export const when = (at) => timeOfDay(at, { ...MINUTES, second: "2-digit" });
 
 /**
- * Return `1 worker`, `2 workers`.
+ * Return `1 worker`, `2 workers`: the text for a single thing, else the text for many, with the number in {count}.
  *
  * @param {number} value
- * @param {string} noun
+ * @param {string} one
+ * @param {string} many
+ * @param {Record<string, unknown>} [holes]
  */
-export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const count = (value, one, many, holes) => tPlural(value, one, many, { ...holes, count: number(value) });

@@ -1,6 +1,7 @@
 // What lies over the page: dialogs, questions and short messages.
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { t } from "../texts.js";
 import { html } from "./html.js";
 
 /** @import { ComponentChildren } from "preact" */
@@ -43,7 +44,7 @@ export function toast(message, tone = "ok") {
  * @param {{ title: string, text: string, action?: string, danger?: boolean }} question
  * @returns {Promise<boolean>}
  */
-export function confirm({ title, text, action = "OK", danger = false }) {
+export function confirm({ title, text, action = t("OK"), danger = false }) {
   return new Promise((resolve) => {
     show({ question: { title, text, action, danger, resolve } });
   });
@@ -67,7 +68,7 @@ export function Overlays() {
     ${
       question &&
       html`<${Dialog} title=${question.title} onClose=${() => answer(false)} actions=${html`
-      <button type="button" class="button" onClick=${() => answer(false)}>Cancel</button>
+      <button type="button" class="button" onClick=${() => answer(false)}>${t("Cancel")}</button>
       <button type="button" class=${`button ${question.danger ? "danger" : "primary"}`}
         onClick=${() => answer(true)}>${question.action}</button>`}><p>${question.text}</p><//>`
     }

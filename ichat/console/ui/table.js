@@ -1,6 +1,7 @@
 // Tables that are sorted by a click, and walked through by keys.
 
 import { useState } from "preact/hooks";
+import { t } from "../texts.js";
 import { number } from "./format.js";
 import { html } from "./html.js";
 
@@ -44,7 +45,7 @@ const compare = (left, right) => {
  *   hasFilter?: boolean }} props
  */
 export function Table(props) {
-  const { columns, rows, keyOf, onOpen, sort = "", empty = "Nothing here.", label, hrefOf, total } = props;
+  const { columns, rows, keyOf, onOpen, sort = "", empty = t("Nothing here."), label, hrefOf, total } = props;
   const { hasFilter = true } = props;
   const [order, setOrder] = useState(sort);
   const descends = order.startsWith("-");
@@ -104,7 +105,7 @@ export function Table(props) {
         column.value
           ? html`<button type="button" onClick=${() => turn(column.name)}>${column.title}<i aria-hidden="true">
             ${by === column ? (descends ? "↓" : "↑") : ""}</i></button>`
-          : column.title || html`<span class="unseen">Actions</span>`
+          : column.title || html`<span class="unseen">${t("Actions")}</span>`
       }</th>`,
     )}</tr></thead>
     <tbody>${drawn.map(
@@ -119,6 +120,10 @@ export function Table(props) {
     ${!sorted.length && html`<div class="table-empty">${empty}</div>`}
     ${
       hidden > 0 &&
-      html`<div class="table-empty" role="status">and ${number(hidden)} more${hasFilter ? ": filter" : ""}</div>`
+      html`<div class="table-empty" role="status">${
+        hasFilter
+          ? t("and {count} more: filter", { count: number(hidden) })
+          : t("and {count} more", { count: number(hidden) })
+      }</div>`
     }</div>`;
 }

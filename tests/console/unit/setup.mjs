@@ -9,9 +9,11 @@ const VENDOR = new URL(".build/console/vendor/", ROOT);
 const page = readFileSync(new URL("index.html", CONSOLE), "utf8");
 const { imports } = JSON.parse(/<script type="importmap">(.*?)<\/script>/s.exec(page)[1]);
 
-globalThis.document = { baseURI: "http://gateway/console/" };
+globalThis.document = { baseURI: "http://gateway/console/", documentElement: {} };
 globalThis.location = { hash: "" };
 globalThis.sessionStorage = { getItem: () => null };
+globalThis.localStorage = { getItem: (name) => (name === "ichat.language" ? "en" : null) };
+if (!globalThis.navigator) globalThis.navigator = { languages: [] };
 
 registerHooks({
   resolve(specifier, context, next) {

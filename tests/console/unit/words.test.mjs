@@ -26,8 +26,8 @@ for (const [found, text] of [
   [duration(12.2), "12 s"],
   [duration(5401), "1 h 30 min"],
   [duration(30 * 3600), "1 d 6 h"],
-  [count(1, "worker"), "1 worker"],
-  [count(0, "worker"), "0 workers"],
+  [count(1, "{count} worker", "{count} workers"), "1 worker"],
+  [count(0, "{count} worker", "{count} workers"), "0 workers"],
 ]) {
   test(`numbers are as people read them: ${text}`, () => assert.equal(found, text));
 }

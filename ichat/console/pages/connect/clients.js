@@ -1,5 +1,7 @@
 // What to write into known clients, so that they use a name of this gateway: pure functions.
 
+import { t } from "../../texts.js";
+
 /**
  * A text for a client: `where` it belongs, `notes` about it; `text` is copied.
  *
@@ -66,7 +68,7 @@ export function recipesFor({ base, model: name, key }) {
     {
       name: "openai",
       title: "OpenAI SDK",
-      where: "In Python, after pip install openai",
+      where: t("In Python, after pip install openai"),
       text: `from openai import OpenAI
 
 client = OpenAI(base_url=${literal(api)}, api_key=${literal(key)})
@@ -80,18 +82,20 @@ print(answer.choices[0].message.content)`,
     {
       name: "claude",
       title: "Claude Code",
-      where: "In a terminal",
+      where: t("In a terminal"),
       text: [
         `export ANTHROPIC_BASE_URL=${shellWord(base)} ANTHROPIC_AUTH_TOKEN=${shellWord(key)}`,
         `export CLAUDE_CODE_MAX_OUTPUT_TOKENS=${ANSWER_TOKENS} CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1`,
         isPattern(name) && name.startsWith("claude") ? "claude" : `claude --model ${shellWord(model)}`,
       ].join("\n"),
-      notes: ["Its requests have tools and long prompts: the model's context needs room for them and for the answer."],
+      notes: [
+        t("Its requests have tools and long prompts: the model's context needs room for them and for the answer."),
+      ],
     },
     {
       name: "codex",
       title: "Codex",
-      where: "In ~/.codex/config.toml",
+      where: t("In ~/.codex/config.toml"),
       text: `model = ${literal(model)}
 model_provider = "ichat"
 
@@ -103,22 +107,24 @@ env_key = "ICHAT_API_KEY"
 
 # and in a terminal:
 # export ICHAT_API_KEY=${shellWord(key)}; codex`,
-      notes: ["It warns that it has no metadata of the model, and continues."],
+      notes: [t("It warns that it has no metadata of the model, and continues.")],
     },
     {
       name: "webui",
       title: "Open WebUI",
-      where: "In a terminal",
+      where: t("In a terminal"),
       text: `docker run -d -p 3000:8080 -v open-webui:/app/backend/data \\
   -e OPENAI_API_BASE_URL=${shellWord(api)} \\
   -e OPENAI_API_KEY=${shellWord(key)} \\
   ghcr.io/open-webui/open-webui:main`,
-      notes: isLocal(base) ? ["A container does not reach localhost: write the machine's name or address there."] : [],
+      notes: isLocal(base)
+        ? [t("A container does not reach localhost: write the machine's name or address there.")]
+        : [],
     },
     {
       name: "continue",
       title: "Continue",
-      where: "In ~/.continue/config.yaml",
+      where: t("In ~/.continue/config.yaml"),
       text: `name: iChat
 version: 0.0.1
 schema: v1

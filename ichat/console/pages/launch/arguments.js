@@ -1,5 +1,6 @@
 // The arguments of an engine: those that are asked for most, those that are set, and all others by a search.
 
+import { t } from "../../texts.js";
 import { Button, Field, html, Notice, useMemo, useState } from "../../ui.js";
 import { USUAL } from "./draft.js";
 
@@ -14,7 +15,7 @@ const SHOWN = 25;
 
 /** @param {Api.EngineFlag} flag */
 const defaultOf = ({ default: value }) => {
-  if (value === null || value === "") return "the engine's choice";
+  if (value === null || value === "") return t("the engine's choice");
   return typeof value === "string" ? value : JSON.stringify(value);
 };
 
@@ -24,11 +25,11 @@ function Control({ flag, text, onInput }) {
   if (flag.kind === "switch" || (flag.choices.length > 0 && !flag.is_list)) {
     const words = flag.kind === "switch" ? ["true", "false"] : flag.choices;
     return html`<select value=${text} onChange=${set}>
-      <option value="">Default: ${defaultOf(flag)}</option>
+      <option value="">${t("Default: {value}", { value: defaultOf(flag) })}</option>
       ${words.map((word) => html`<option key=${word} value=${word}>${word}</option>`)}</select>`;
   }
   if (flag.is_list || flag.kind === "json") {
-    const hint = flag.is_list ? "One value a line" : '{"key": "value"}';
+    const hint = flag.is_list ? t("One value a line") : '{"key": "value"}';
     return html`<textarea rows="2" class="mono" placeholder=${hint} value=${text} onInput=${set}
       spellcheck=${false}></textarea>`;
   }
@@ -36,12 +37,18 @@ function Control({ flag, text, onInput }) {
     spellcheck=${false} inputmode=${flag.kind === "text" ? undefined : "decimal"} />`;
 }
 
-const KINDS = { integer: "whole number", number: "number", text: "text", json: "JSON", switch: "on or off" };
+const KINDS = {
+  integer: t("whole number"),
+  number: t("number"),
+  text: t("text"),
+  json: "JSON",
+  switch: t("on or off"),
+};
 
 /** @param {{ flag: Api.EngineFlag, text: string, onInput: (text: string) => void }} props */
 function Argument({ flag, text, onInput }) {
-  const aliases = flag.aliases.length ? ` · also ${flag.aliases.join(", ")}` : "";
-  const kind = `${flag.is_list ? "list of " : ""}${KINDS[flag.kind]}${aliases}`;
+  const aliases = flag.aliases.length ? ` · ${t("also {names}", { names: flag.aliases.join(", ") })}` : "";
+  const kind = `${flag.is_list ? t("list of {kind}", { kind: KINDS[flag.kind] }) : KINDS[flag.kind]}${aliases}`;
   return html`<div class="argument" data-flag=${flag.key}>
     <div class="argument-text">
       <code>${flag.name}</code> <span class="hint">${kind}</span>
@@ -83,11 +90,11 @@ function Others({ flags, args, onArg }) {
       <code>--${key.replaceAll("_", "-")}</code>
       <input type="text" class="mono" aria-label=${key} value=${args[key]}
         onInput=${(event) => onArg(key, event.target.value)} />
-      <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>Remove<//></div>`,
+      <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>${t("Remove")}<//></div>`,
     )}
-    <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label="Another argument" value=${name}
+    <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label=${t("Another argument")} value=${name}
       placeholder="--an-argument-that-is-not-listed" onInput=${(event) => setName(event.target.value)} />
-      <button class="button small" type="submit" disabled=${!name.trim()}>Add</button></form></div>`;
+      <button class="button small" type="submit" disabled=${!name.trim()}>${t("Add")}</button></form></div>`;
 }
 
 /**
@@ -127,23 +134,22 @@ export function Arguments({ flags, asked, args, onArg }) {
   return html`<div class="arguments">
     ${
       asked.isUnderWay &&
-      html`<${Notice} tone="busy">The engine is asked for its arguments; the first time it takes up
-      to a minute, since its interpreter imports it.<//>`
+      html`<${Notice} tone="busy">${t("The engine is asked for its arguments; the first time it takes up to a minute, since its interpreter imports it.")}<//>`
     }
-    ${asked.error && html`<${Notice} title="The engine's arguments are not known.">${asked.error.message}<//>`}
+    ${asked.error && html`<${Notice} title=${t("The engine's arguments are not known.")}>${asked.error.message}<//>`}
     ${
       flags.size > 0 &&
       html`<${Usual} flags=${flags} args=${args} onArg=${onArg} />
-      <h3>All ${flags.size} arguments</h3>
+      <h3>${t("All {count} arguments", { count: flags.size })}</h3>
       <div class="actions">
-        <input type="search" aria-label="Find an argument" placeholder="Find by name or help" value=${search}
+        <input type="search" aria-label=${t("Find an argument")} placeholder=${t("Find by name or help")} value=${search}
           onInput=${(event) => {
             setSearch(event.target.value);
             setLimit(SHOWN);
           }} />
         <label class="check"><input type="checkbox" checked=${onlySet}
-          onChange=${(event) => setOnlySet(event.target.checked)} /> Only those that are set</label>
-        <span class="hint" role="status">${shown.length} found</span>
+          onChange=${(event) => setOnlySet(event.target.checked)} /> ${t("Only those that are set")}</label>
+        <span class="hint" role="status">${t("{count} found", { count: shown.length })}</span>
       </div>
       <div class="argument-list">${shown.slice(0, limit).map(
         (flag) => html`<${Argument} key=${flag.key} flag=${flag}
@@ -152,7 +158,7 @@ export function Arguments({ flags, asked, args, onArg }) {
       ${
         shown.length > limit &&
         html`<div class="actions"><${Button} onClick=${() => setLimit(limit + 4 * SHOWN)}>
-        Show more<//></div>`
+        ${t("Show more")}<//></div>`
       }`
     }
     <${Others} flags=${flags} args=${args} onArg=${onArg} />

@@ -1,5 +1,7 @@
 // A worker before its launch: the form's values, as the API and as ichat.toml have them.
 
+import { t } from "../../texts.js";
+
 /** Arguments of engines that are asked for most, where an engine has them. */
 export const USUAL = [
   "max_model_len",
@@ -94,7 +96,7 @@ export function argumentValue(text, flag) {
   try {
     return read(typed, flag?.kind ?? guess(typed));
   } catch (error) {
-    throw new Error(`${flag?.name ?? "This"} takes JSON: ${error.message}`);
+    throw new Error(t("{name} takes JSON: {message}", { name: flag?.name ?? t("This"), message: error.message }));
   }
 }
 
@@ -113,7 +115,7 @@ function guess(text) {
  */
 export function copiesIn(text) {
   const found = /^(\d+)(?:\s*[-–]\s*(\d+))?$/.exec(text.trim());
-  if (!found) throw new Error(`Replicas are a number such as 3, or a range such as 1-4, and not: ${text}`);
+  if (!found) throw new Error(t("Replicas are a number such as 3, or a range such as 1-4, and not: {text}", { text }));
   return { min: Number(found[1]), max: Number(found[2] ?? found[1]) };
 }
 
@@ -148,7 +150,7 @@ export function bodyOf(draft, flags) {
       .filter(Boolean)
       .map((line) => {
         const at = line.indexOf("=");
-        if (at < 1) throw new Error(`A variable is NAME=value, and this is not: ${line}`);
+        if (at < 1) throw new Error(t("A variable is NAME=value, and this is not: {line}", { line }));
         return [line.slice(0, at), line.slice(at + 1)];
       }),
   );

@@ -2,6 +2,7 @@
 
 import { stream } from "../../api.js";
 import { useStore } from "../../store.js";
+import { t } from "../../texts.js";
 import { useEffect, useRef, useState } from "../../ui.js";
 
 const TAIL = 1000;
@@ -65,7 +66,11 @@ export function useLines(path, previous, isPaused) {
       if (event.id) now.last = event.id;
       const one =
         event.name === "gap"
-          ? { line: `… ${Object.values(data)[0]} lines are missing here …`, tone: "gap", time: "" }
+          ? {
+              line: t("… {count} lines are missing here …", { count: Object.values(data)[0] }),
+              tone: "gap",
+              time: "",
+            }
           : { time: data.time, line: data.line, tone: toneOf(data.line) };
       if (one.tone === "gap" && now.lines.at(-1)?.line === one.line) return; // it has no number: it is sent again
       now.count += 1;

@@ -1,7 +1,9 @@
 // The contents of the picture's nodes of models, workers and GPUs. Pure functions.
 
 import { hrefOf } from "../../router.js";
-import { stateName, toneOfState } from "../../ui/basics.js";
+import { t } from "../../texts.js";
+import { inWords } from "../../ui/api_words.js";
+import { toneOfState } from "../../ui/basics.js";
 import { bytes, count, number, percent } from "../../ui/format.js";
 import { comingOf, elapsedOf, expectedOf, isLoading, isReturning, loadWords, stateWords } from "../states.js";
 
@@ -38,6 +40,13 @@ function loadOf(worker) {
 }
 
 /**
+ * Return how many requests wait; "" for none.
+ *
+ * @param {number} queued
+ */
+export const waitsText = (queued) => (queued ? count(queued, "{count} waits", "{count} wait") : "");
+
+/**
  * Return the contents of a model's node.
  *
  * @param {Model} model
@@ -46,16 +55,16 @@ function loadOf(worker) {
  */
 export function faceOf(model, workers) {
   const coming = model.workers ? undefined : comingOf(workers, model.id);
-  const waits = model.queued ? `${number(model.queued)} ${model.queued === 1 ? "waits" : "wait"}` : "";
-  const works = model.in_flight ? `${number(model.in_flight)} in flight` : "";
+  const waits = waitsText(model.queued);
+  const works = model.in_flight ? t("{count} in flight", { count: number(model.in_flight) }) : "";
   const face = { title: model.id, queued: model.queued, href: hrefOf("models", [], { find: model.id }) };
   const said = (/** @type {string} */ first) => [waits, first].filter(Boolean).join(" · ");
-  if (model.workers) return { ...face, tone: "ok", note: said(works) || "ready" };
+  if (model.workers) return { ...face, tone: "ok", note: said(works) || t("ready") };
   if (coming && isLoading(coming))
     return { ...face, tone: "busy", note: said(loadWords(coming)), load: loadOf(coming) };
-  if (coming) return { ...face, tone: "warn", note: said(stateWords(coming) || stateName(coming.state)) };
-  if (model.loaded === false) return { ...face, tone: "idle", note: said("on demand") };
-  return { ...face, tone: "bad", note: said("no replicas") };
+  if (coming) return { ...face, tone: "warn", note: said(stateWords(coming) || inWords(coming.state)) };
+  if (model.loaded === false) return { ...face, tone: "idle", note: said(t("on demand")) };
+  return { ...face, tone: "bad", note: said(t("no replicas")) };
 }
 
 /**
@@ -67,10 +76,10 @@ export function faceOf(model, workers) {
  */
 export function faceOfWorkers(members, model) {
   const inFlight = members.reduce((sum, one) => sum + one.in_flight, 0);
-  const works = inFlight ? `${number(inFlight)} in flight` : "";
+  const works = inFlight ? t("{count} in flight", { count: number(inFlight) }) : "";
   if (members.length === 1) {
     const [worker] = members;
-    const note = worker.state === "ready" ? works || "ready" : stateWords(worker) || stateName(worker.state);
+    const note = worker.state === "ready" ? works || t("ready") : stateWords(worker) || inWords(worker.state);
     const href = hrefOf("workers", [worker.worker_id]);
     return { title: worker.worker_id, tone: toneOf(worker), note, load: loadOf(worker), href };
   }
@@ -80,11 +89,18 @@ export function faceOfWorkers(members, model) {
     const found = cells.filter((tone) => tones.includes(tone)).length;
     return found ? `${number(found)} ${word}` : "";
   };
-  const parts = [works, sum("down", "bad", "warn"), sum("loading", "busy")].filter(Boolean);
-  const note = parts.join(" · ") || sum("ready", "ok") || sum("on demand", "idle");
+  const parts = [works, sum(t("down"), "bad", "warn"), sum(t("loading"), "busy")].filter(Boolean);
+  const note = parts.join(" · ") || sum(t("ready"), "ok") || sum(t("on demand"), "idle");
   const href = hrefOf("workers", [], model ? { find: model } : {});
-  const title = count(members.length, "worker");
-  return { title, words: model && `${title} of ${cut(model)}`, tone: worstOf(cells), note, cells, href };
+  const title = count(members.length, "{count} worker", "{count} workers");
+  return {
+    title,
+    words: model && t("{workers} of {model}", { workers: title, model: cut(model) }),
+    tone: worstOf(cells),
+    note,
+    cells,
+    href,
+  };
 }
 
 /** @param {number | null | undefined} use */
@@ -102,14 +118,16 @@ export function faceOfGpu({ machine, gpu }, isByMachine, seat, machines) {
   const href = hrefOf("machines");
   if (!isByMachine) {
     const note = gpu.failure
-      ? "does not answer"
+      ? t("does not answer")
       : [gpu.use !== null && percent(gpu.use), bytes(gpu.memory_used_bytes)].filter(Boolean).join(" · ");
     const tone = gpu.failure ? "bad" : gpu.held_by.length ? "ok" : "idle";
     return { title: `${machine.name} · ${gpu.index}`, note, tone, href };
   }
   const own = machines.filter((one) => one.gpus?.length && seat(one.id) === seat(machine.id));
   const cells = own.flatMap((one) => (one.gpus ?? []).map((each) => (each.failure ? "bad" : useClass(each.use))));
-  const title = seat(machine.id).endsWith(OTHERS) ? count(own.length, "other machine") : machine.name;
-  const note = count(cells.length, "GPU");
+  const title = seat(machine.id).endsWith(OTHERS)
+    ? count(own.length, "{count} other machine", "{count} other machines")
+    : machine.name;
+  const note = count(cells.length, "{count} GPU", "{count} GPUs");
   return { title, note, tone: cells.includes("bad") ? "bad" : "ok", cells, href };
 }

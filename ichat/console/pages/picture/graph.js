@@ -1,9 +1,10 @@
 // The picture's graph: keys, names, models, workers and GPUs as nodes, and the lines between them. Pure functions.
 
 import { hrefOf } from "../../router.js";
+import { t } from "../../texts.js";
 import { count, number } from "../../ui/format.js";
 import { isLoading } from "../states.js";
-import { cut, faceOf, faceOfGpu, faceOfWorkers, natural, OTHERS, worstOf } from "./faces.js";
+import { cut, faceOf, faceOfGpu, faceOfWorkers, natural, OTHERS, waitsText, worstOf } from "./faces.js";
 
 /** @import { Machine, Model, State, Worker } from "../../store.js" */
 /** @import { Tone } from "../../ui/basics.js" */
@@ -17,7 +18,7 @@ export const KINDS = ["key", "name", "model", "worker", "gpu"];
 /** Which columns stay where there is no room for all, the most important first. @type {Kind[]} */
 const BY_WORTH = ["model", "worker", "name", "gpu", "key"];
 /** @type {Record<Kind, string>} */
-export const TITLES = { key: "Keys", name: "Names", model: "Models", worker: "Workers", gpu: "GPUs" };
+export const TITLES = { key: t("Keys"), name: t("Names"), model: t("Models"), worker: t("Workers"), gpu: "GPUs" };
 /**
  * `cells`: the members of a group, by their tones, or a machine's GPUs by how busy they are (`use-0` to `use-4`).
  * `words`: the title for a screen reader, if that needs more words; `ended`: requests a second.
@@ -89,13 +90,15 @@ function weightsOf(lanes, by) {
 }
 
 const tokensText = (/** @type {number} */ value) =>
-  value >= 0.05 ? `${number(value >= 10 ? Math.round(value) : value, { short: true })} tokens/s` : "";
+  value >= 0.05
+    ? t("{count} tokens/s", { count: number(value >= 10 ? Math.round(value) : value, { short: true }) })
+    : "";
 
 /** @param {Node} node */
 const trafficText = ({ tokens, ended, inFlight }) =>
   tokensText(tokens) ||
-  (ended >= 0.05 && `${number(ended)} requests/s`) ||
-  (inFlight ? `${number(inFlight)} in flight` : "idle");
+  (ended >= 0.05 && t("{count} requests/s", { count: number(ended) })) ||
+  (inFlight ? t("{count} in flight", { count: number(inFlight) }) : t("idle"));
 
 /**
  * Return a node's whole content in a sentence, for screen readers. It begins with the visible text, for speech control.
@@ -107,7 +110,7 @@ export const wordsOf = ({ title, words, note, tokens, queued }) =>
     `${cut(title)} ${note}`.trim(),
     words,
     tokensText(tokens),
-    queued > 0 && !note.includes("wait") && `${queued} waiting`,
+    queued > 0 && !note.startsWith(waitsText(queued)) && t("{count} waiting", { count: queued }),
   ]
     .filter((text, at, all) => text && all.indexOf(text) === at)
     .join(", ");
@@ -239,25 +242,27 @@ export function graphOf({ workers, models, machines, aliases }, lanes, kinds = K
         const own = models.filter((one) => modelSeat(one.id) === id);
         const sum = (/** @type {"queued" | "in_flight"} */ of) => own.reduce((total, one) => total + one[of], 0);
         const faces = own.map((one) => faceOf(one, workers).tone ?? "idle");
-        const note = sum("in_flight") ? `${number(sum("in_flight"))} in flight` : "less busy";
-        const title = count(own.length, "other model");
+        const note = sum("in_flight") ? t("{count} in flight", { count: number(sum("in_flight")) }) : t("less busy");
+        const title = count(own.length, "{count} other model", "{count} other models");
         return { title, note, queued: sum("queued"), tone: worstOf(faces), href: hrefOf("models") };
       }
       const model = models.find((one) => one.id === name);
-      return model ? faceOf(model, workers) : { title: name, note: "gone", tone: "idle", href: hrefOf("models") };
+      return model ? faceOf(model, workers) : { title: name, note: t("gone"), tone: "idle", href: hrefOf("models") };
     });
   const putWorker = (/** @type {string} */ id, /** @type {string} */ model) =>
     put("worker", workerSeat(id), () => {
       const own = members.get(workerSeat(id));
       if (own) return faceOfWorkers(own, modelSeat(model).endsWith(OTHERS) ? "" : model);
-      const title = isGrouped ? count(externals.size, "external route") : id.replace(EXTERNAL, "");
-      const note = id.startsWith(EXTERNAL) ? "external route" : "gone";
+      const title = isGrouped
+        ? count(externals.size, "{count} external route", "{count} external routes")
+        : id.replace(EXTERNAL, "");
+      const note = id.startsWith(EXTERNAL) ? t("external route") : t("gone");
       return { title, note, tone: id.startsWith(EXTERNAL) ? "ok" : "idle", href: hrefOf("models") };
     });
   const putName = (/** @type {string} */ name) =>
     put("name", nameSeat(name), () => {
       const isOthers = nameSeat(name).endsWith(OTHERS);
-      const title = isOthers ? count(names.size - ROWS_MAX + 1, "other name") : name;
+      const title = isOthers ? count(names.size - ROWS_MAX + 1, "{count} other name", "{count} other names") : name;
       return { title, href: hrefOf("models", [], isOthers ? {} : { find: name }) };
     });
   for (const { id } of models) putModel(id);
@@ -293,7 +298,7 @@ export function graphOf({ workers, models, machines, aliases }, lanes, kinds = K
       const isOthers = keySeat(lane.key).endsWith(OTHERS);
       way.unshift(
         put("key", keySeat(lane.key), () => ({
-          title: isOthers ? "other keys" : lane.key || "no key",
+          title: isOthers ? t("other keys") : lane.key || t("no key"),
           tone: lane.key ? "ok" : "idle",
           href: hrefOf("keys"),
         })),
@@ -312,7 +317,7 @@ export function graphOf({ workers, models, machines, aliases }, lanes, kinds = K
       if (gpu) gpu.tokens += lane.tokens / held.length;
     }
   }
-  const isSomeones = [...nodes.values()].some((node) => node.kind === "key" && node.title !== "no key");
+  const isSomeones = [...nodes.values()].some((node) => node.kind === "key" && node.title !== t("no key"));
   const columns = kinds
     .filter((kind) => kind !== "key" || isSomeones)
     .map((kind) => ({ kind, title: TITLES[kind], nodes: [...nodes.values()].filter((node) => node.kind === kind) }))

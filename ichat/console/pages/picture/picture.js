@@ -1,6 +1,7 @@
 // The picture on the Overview: requests on their way from keys to GPUs, as they are now.
 
 import { go } from "../../router.js";
+import { t } from "../../texts.js";
 import {
   Button,
   Card,
@@ -168,7 +169,7 @@ function Nodes({ layout }) {
     event.preventDefault();
   };
   return html`<${Lines} layout=${layout} chosen=${way ? chosen : null} />
-    <div class="columns" role="group" aria-label="Requests on their way" onKeyDown=${move}>${layout.columns.map(
+    <div class="columns" role="group" aria-label=${t("Requests on their way")} onKeyDown=${move}>${layout.columns.map(
       (column) =>
         html`<ul key=${column.title} aria-label=${column.title}>${column.nodes.map(
           (node) => html`<${NodeView} key=${node.id} node=${node} isStop=${node === first}
@@ -196,11 +197,13 @@ export function Picture({ state, isTable }) {
   }, [workers, models, machines, aliases, width, rates, Math.round(now / 1000)]);
   const drawn = useMemo(() => html`<${Nodes} layout=${layout} />`, [layout]); // other events leave it as it is
   const turn = () => go("overview", [], isTable ? {} : { view: "table" });
-  const actions = html`<${Button} small tone="quiet" onClick=${turn}>${isTable ? "As a picture" : "As a table"}<//>`;
+  const actions = html`<${Button} small tone="quiet" onClick=${turn}>${isTable ? t("As a picture") : t("As a table")}<//>`;
   const lead = isTable
     ? ""
-    : `A line is as thick as its tokens a second: the height of a node stands for ${number(layout.top)}.`;
-  return html`<${Card} title="Requests on their way" lead=${lead} actions=${actions} flush=${isTable}>
+    : t("A line is as thick as its tokens a second: the height of a node stands for {top}.", {
+        top: number(layout.top),
+      });
+  return html`<${Card} title=${t("Requests on their way")} lead=${lead} actions=${actions} flush=${isTable}>
     ${isTable && html`<${PictureTable} rows=${rowsOf({ workers, models, machines }, lanes)} />`}
     <div class="picture-box" hidden=${isTable}>
       <div class="heads" aria-hidden="true">${layout.columns.map(
@@ -209,6 +212,6 @@ export function Picture({ state, isTable }) {
       )}</div>
       <div ref=${place} class="picture-live" style=${{ height: `${layout.height}px` }}>
         ${!isTable && width > 0 && drawn}</div>
-      ${rates.leftOut > 0 && html`<p class="hint">${number(rates.leftOut)} requests by further ways are not drawn.</p>`}
+      ${rates.leftOut > 0 && html`<p class="hint">${t("{count} requests by further ways are not drawn.", { count: number(rates.leftOut) })}</p>`}
     </div><//>`;
 }

@@ -1,6 +1,7 @@
 // The picture as a table: the same lanes and workers, in rows.
 
 import { hrefOf } from "../../router.js";
+import { t } from "../../texts.js";
 import { html, number, StateBadge, Table } from "../../ui.js";
 
 /** @import { Machine, State, Worker } from "../../store.js" */
@@ -72,32 +73,32 @@ const long = (/** @type {string} */ text) => (text ? html`<span class="clip" tit
 
 /** @type {import("../../ui/table.js").Column<Row>[]} */
 const COLUMNS = [
-  { name: "model", title: "Model", value: (row) => row.model, cell: (row) => long(row.model) },
-  { name: "key", title: "Key", value: (row) => row.key || null, cell: (row) => long(row.key) },
-  { name: "name", title: "Name", value: (row) => row.name || null, cell: (row) => long(row.name) },
+  { name: "model", title: t("Model"), value: (row) => row.model, cell: (row) => long(row.model) },
+  { name: "key", title: t("Key"), value: (row) => row.key || null, cell: (row) => long(row.key) },
+  { name: "name", title: t("Name"), value: (row) => row.name || null, cell: (row) => long(row.name) },
   {
     name: "worker",
-    title: "Worker",
+    title: t("Worker"),
     value: (row) => row.worker || null,
     cell: (row) => long(row.worker.replace(/^external:/, "")),
   },
-  { name: "gpus", title: "GPUs", value: (row) => row.gpus || null, extra: true, cell: (row) => long(row.gpus) },
+  { name: "gpus", title: t("GPUs"), value: (row) => row.gpus || null, extra: true, cell: (row) => long(row.gpus) },
   {
     name: "state",
-    title: "State",
+    title: t("State"),
     value: (row) => row.state || null,
     cell: (row) => (row.state ? html`<${StateBadge} state=${row.state} />` : "–"),
   },
   {
     name: "in_flight",
-    title: "In flight",
+    title: t("In flight"),
     align: "right",
     value: (row) => row.inFlight,
     cell: (row) => number(row.inFlight),
   },
   {
     name: "queued",
-    title: "Queued for the model",
+    title: t("Queued for the model"),
     align: "right",
     extra: true,
     value: (row) => row.queued,
@@ -105,7 +106,7 @@ const COLUMNS = [
   },
   {
     name: "tokens",
-    title: "Tokens/s",
+    title: t("Tokens/s"),
     align: "right",
     value: (row) => row.tokens,
     cell: (row) => number(row.tokens, { short: true }),
@@ -121,6 +122,6 @@ const hrefOfRow = ({ model }) => hrefOf("models", [], { find: model });
  * @param {{ rows: Row[] }} props
  */
 export function PictureTable({ rows }) {
-  return html`<${Table} label="Requests on their way" columns=${COLUMNS} rows=${rows} sort="-tokens" hasFilter=${false}
+  return html`<${Table} label=${t("Requests on their way")} columns=${COLUMNS} rows=${rows} sort="-tokens" hasFilter=${false}
     keyOf=${(/** @type {Row} */ row) => row.id} hrefOf=${hrefOfRow} />`;
 }

@@ -3,7 +3,8 @@
 import { api, asKey } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import { useStore } from "../../store.js";
-import { Button, Field, html, Notice, stateName, toast, useEffect, useState } from "../../ui.js";
+import { t, tParts } from "../../texts.js";
+import { Button, Field, html, inWords, Notice, toast, useEffect, useState } from "../../ui.js";
 import { comingOf, isLoading } from "../states.js";
 
 const KEY = "ichat.client_key";
@@ -47,21 +48,21 @@ export function useTargets() {
  *
  * @param {{ value: string, onChange: (model: string) => void, label?: string }} props
  */
-export function ModelChoice({ value, onChange, label = "Model" }) {
+export function ModelChoice({ value, onChange, label = t("Model") }) {
   const names = useNames();
   const models = useStore((all) => all.models);
   const workers = useStore((all) => all.workers);
   const stateOf = (/** @type {string} */ name) => {
     const model = models.find((one) => one.id === name);
-    if (!model) return names.includes(name) ? "" : " (gone)";
+    if (!model) return names.includes(name) ? "" : ` (${t("gone")})`;
     if (model.workers) return "";
     const coming = comingOf(workers, name);
-    if (coming) return isLoading(coming) ? " (loading)" : ` (${stateName(coming.state)})`;
-    return model.loaded === null ? " (not ready)" : " (not loaded)";
+    if (coming) return isLoading(coming) ? ` (${t("loading")})` : ` (${inWords(coming.state)})`;
+    return model.loaded === null ? ` (${t("not ready")})` : ` (${t("not loaded")})`;
   };
   const shown = value && !names.includes(value) ? [value, ...names] : names;
   return html`<select aria-label=${label} value=${value} onChange=${(event) => onChange(event.target.value)}>
-    ${!value && html`<option value="">No model</option>`}
+    ${!value && html`<option value="">${t("No model")}</option>`}
     ${shown.map((name) => html`<option key=${name} value=${name}>${name}${stateOf(name)}</option>`)}</select>`;
 }
 
@@ -87,18 +88,20 @@ export function Access() {
     const name = `console-${Date.now().toString(36)}`;
     const made = await api.post("/v1/admin/keys", { name, expires_in_s: HOUR_S });
     take(made.key);
-    toast(`The key ${name} is made, and used here. It expires in an hour.`);
+    toast(t("The key {name} is made, and used here. It expires in an hour.", { name }));
   };
   if (failure) return html`<${Notice}>${failure}<//>`;
   if (!isNeeded) return null;
-  return html`<div class="card access"><${Field} label="Client's key"
-    hint=${html`Requests for models need one here. It stays in this tab; what it asks counts towards its limits
-      (<a href=${hrefOf("keys")}>Keys</a>).`}>
+  return html`<div class="card access"><${Field} label=${t("Client's key")}
+    hint=${tParts(
+      "Requests for models need one here. It stays in this tab; what it asks counts towards its limits ({keys}).",
+      { keys: html`<a href=${hrefOf("keys")}>${t("Keys")}</a>` },
+    )}>
     <input type="password" autocomplete="off" spellcheck=${false} value=${key}
       onInput=${(event) => take(event.target.value)} /><//>
     ${
       key
-        ? html`<${Button} tone="quiet" onClick=${() => take("")}>Forget it<//>`
-        : html`<${Button} icon="keys" onClick=${make}>Make one for an hour<//>`
+        ? html`<${Button} tone="quiet" onClick=${() => take("")}>${t("Forget it")}<//>`
+        : html`<${Button} icon="keys" onClick=${make}>${t("Make one for an hour")}<//>`
     }</div>`;
 }

@@ -1,5 +1,6 @@
 // The chat's part of the playground: a single model, or two side by side.
 
+import { t, tParts } from "../../texts.js";
 import { Button, html, Icon, useEffect, useRef } from "../../ui.js";
 import { ModelChoice, useIsReady, useNames } from "./access.js";
 import {
@@ -93,35 +94,38 @@ export function Chat({ model }) {
   const isBusy = isAnswering(chat);
   const place = useFollow(isBusy);
   const wrong = wrongIn(chat.settings);
-  const why = chat.sides.some((side) => !side.model) ? "Choose a model." : wrong;
+  const why = chat.sides.some((side) => !side.model) ? t("Choose a model.") : wrong;
   const others = names.filter((name) => !chat.sides.some((side) => side.model === name));
   const other = others.find(isReady) ?? others[0] ?? chat.sides[0].model;
   const isEmpty = chat.sides.every((side) => !side.entries.length);
   return html`<div class="play"><div class="play-main" ref=${place}>
     <div class=${`sides ${chat.sides.length > 1 ? "two" : ""}`}>${chat.sides.map(
       (side, at) => html`
-      <section key=${side.id} class="side" aria-label=${`Side ${at + 1}`}>
-        <header class="side-head"><${ModelChoice} value=${side.model} label=${`Model ${at + 1}`}
+      <section key=${side.id} class="side" aria-label=${t("Side {count}", { count: at + 1 })}>
+        <header class="side-head"><${ModelChoice} value=${side.model} label=${t("Model {count}", { count: at + 1 })}
           onChange=${(/** @type {string} */ name) => chooseModel(side.id, name)} />
           ${
             chat.sides.length > 1 &&
             html`<button type="button" class="icon-button"
-            aria-label=${`Take side ${at + 1} away`} onClick=${() => removeSide(side.id)}>
+            aria-label=${t("Take side {count} away", { count: at + 1 })} onClick=${() => removeSide(side.id)}>
             <${Icon} name="close" /></button>`
           }
           ${
             chat.sides.length < SIDES_MAX &&
             html`<${Button} small tone="quiet" onClick=${() => addSide(other)}>
-            Compare with another<//>`
+            ${t("Compare with another")}<//>`
           }
-          ${at === 0 && !isEmpty && html`<${Button} small tone="quiet" onClick=${clear}>New chat<//>`}
+          ${at === 0 && !isEmpty && html`<${Button} small tone="quiet" onClick=${clear}>${t("New chat")}<//>`}
         </header>
-        <${Conversation} side=${side} label=${`Conversation with ${side.model}`} />
+        <${Conversation} side=${side} label=${t("Conversation with {model}", { model: side.model })} />
         ${
           !side.entries.length &&
-          html`<p class="play-empty muted">Nothing is said yet. What you write goes to
-          ${" "}<b>${side.model || "a model"}</b> as clients send it: it waits in the same queues, and counts as any
-          other request. The conversation is in this tab alone, and ends with it.</p>`
+          html`<p class="play-empty muted">${tParts(
+            "Nothing is said yet. What you write goes to {model} as clients send it: it waits in the same queues, and counts as any other request. The conversation is in this tab alone, and ends with it.",
+            {
+              model: html`<b>${side.model || t("a model")}</b>`,
+            },
+          )}</p>`
         }
       </section>`,
     )}</div>

@@ -1,5 +1,6 @@
 // The playground's part for models that go on with a text.
 
+import { t } from "../../texts.js";
 import { Button, Card, Field, html, useEffect, useRedraw, useState } from "../../ui.js";
 import { ModelChoice } from "./access.js";
 import { streamed } from "./chat.js";
@@ -89,16 +90,16 @@ export function Completion({ model: asked }) {
   const goOn = () => put({ prompt: `${kept.body.prompt}${reply?.text}`, reply: null });
   return html`<div class="play"><div class="play-main pile">
     <${Card}><div class="pile">
-      <${Field} label="Model"><${ModelChoice} value=${chosen} onChange=${(/** @type {string} */ name) => {
+      <${Field} label=${t("Model")}><${ModelChoice} value=${chosen} onChange=${(/** @type {string} */ name) => {
         kept.model = name;
         setModel(name);
       }} /><//>
-      <${Field} label="Text to go on with" hint="The model gets it as it is, without a chat's template.">
+      <${Field} label=${t("Text to go on with")} hint=${t("The model gets it as it is, without a chat's template.")}>
         <textarea rows="6" value=${prompt} onInput=${(event) => put({ prompt: event.target.value })}></textarea><//>
       <div class="actions">${
         isBusy
-          ? html`<${Button} icon="close" onClick=${() => kept.control?.abort()}>Stop<//>`
-          : html`<${Button} tone="primary" disabled=${!prompt || !chosen} onClick=${go}>Go on<//>`
+          ? html`<${Button} icon="close" onClick=${() => kept.control?.abort()}>${t("Stop")}<//>`
+          : html`<${Button} tone="primary" disabled=${!prompt || !chosen} onClick=${go}>${t("Go on")}<//>`
       }</div></div><//>
     ${
       reply &&
@@ -111,7 +112,7 @@ export function Completion({ model: asked }) {
         <${ReplyButtons} reply=${reply} text=${reply.text} body=${kept.body} path=${PATH} more=${
           reply.text &&
           html`
-          <${Button} small tone="quiet" onClick=${goOn}>Take it over<//>`
+          <${Button} small tone="quiet" onClick=${goOn}>${t("Take it over")}<//>`
         } /></footer>`
       }</div><//>`
     }

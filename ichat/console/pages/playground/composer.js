@@ -1,5 +1,6 @@
 // The field for the next message: a text, and pictures that are chosen, pasted or dropped.
 
+import { t } from "../../texts.js";
 import { Button, html, Icon, toast, useRef, useState } from "../../ui.js";
 
 /** @import { Chat } from "./chat.js" */
@@ -8,7 +9,7 @@ const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const PICTURES_MAX = 8;
 const PICTURE_BYTES_MAX = 16 * 1024 * 1024;
 const LINES_MAX = 12;
-const BUSY_HINT = "Escape stops the answer; then Enter sends again.";
+const BUSY_HINT = t("Escape stops the answer; then Enter sends again.");
 
 /**
  * @param {File} file
@@ -33,9 +34,11 @@ async function picturesIn(files, room) {
   /** @type {string[]} */
   const found = [];
   for (const file of files) {
-    if (!KINDS.includes(file.type)) toast(`${file.name} is no picture that models read (PNG, JPEG, WebP, GIF).`, "bad");
-    else if (file.size > PICTURE_BYTES_MAX) toast(`${file.name} is larger than 16 MiB.`, "bad");
-    else if (found.length >= room) toast(`More than ${PICTURES_MAX} pictures are not sent at once.`, "bad");
+    if (!KINDS.includes(file.type))
+      toast(t("{name} is no picture that models read (PNG, JPEG, WebP, GIF).", { name: file.name }), "bad");
+    else if (file.size > PICTURE_BYTES_MAX) toast(t("{name} is larger than 16 MiB.", { name: file.name }), "bad");
+    else if (found.length >= room)
+      toast(t("More than {count} pictures are not sent at once.", { count: PICTURES_MAX }), "bad");
     else found.push(await read(file));
   }
   return found;
@@ -50,10 +53,10 @@ export function Pictures({ pictures, onRemove }) {
   if (!pictures?.length) return null;
   return html`<div class="pictures">${pictures.map(
     (url, at) => html`<span key=${at} class="picture">
-    <img src=${url} alt=${`Picture ${at + 1}`} />
+    <img src=${url} alt=${t("Picture {count}", { count: at + 1 })} />
     ${
       onRemove &&
-      html`<button type="button" class="icon-button" aria-label=${`Take picture ${at + 1} away`}
+      html`<button type="button" class="icon-button" aria-label=${t("Take picture {count} away", { count: at + 1 })}
       onClick=${() => onRemove(at)}><${Icon} name="close" size=${14} /></button>`
     }</span>`,
   )}</div>`;
@@ -105,20 +108,20 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
     <${Pictures} pictures=${draft.pictures}
       onRemove=${(/** @type {number} */ gone) =>
         onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />
-    <textarea rows=${rows} aria-label="Message" placeholder="Write a message" value=${draft.text} onKeyDown=${press}
+    <textarea rows=${rows} aria-label=${t("Message")} placeholder=${t("Write a message")} value=${draft.text} onKeyDown=${press}
       onPaste=${paste} onInput=${(event) => onChange({ ...draft, text: event.target.value })}></textarea>
     <div class="composer-bar">
-      <input ref=${chooser} type="file" class="only-read" tabindex="-1" aria-label="Pictures" multiple
+      <input ref=${chooser} type="file" class="only-read" tabindex="-1" aria-label=${t("Pictures")} multiple
         accept=${KINDS.join(",")} onChange=${(event) => {
           add([.../** @type {FileList} */ (event.target.files)]);
           event.target.value = "";
         }} />
-      <${Button} small tone="quiet" onClick=${() => chooser.current?.click()}>Add pictures<//>
-      <span class="hint spring">${why || (isBusy ? BUSY_HINT : "Enter sends, Shift+Enter begins a new line.")}</span>
+      <${Button} small tone="quiet" onClick=${() => chooser.current?.click()}>${t("Add pictures")}<//>
+      <span class="hint spring">${why || (isBusy ? BUSY_HINT : t("Enter sends, Shift+Enter begins a new line."))}</span>
       ${
         isBusy
-          ? html`<${Button} icon="close" onClick=${onStop}>Stop<//>`
-          : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>Send<//>`
+          ? html`<${Button} icon="close" onClick=${onStop}>${t("Stop")}<//>`
+          : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>${t("Send")}<//>`
       }
     </div></div></div>`;
 }

@@ -1,6 +1,7 @@
 // A side of the chat: its messages, and the actions on them.
 
 import { Markdown } from "../../markdown.js";
+import { t, tParts } from "../../texts.js";
 import { Button, Field, html, useState } from "../../ui.js";
 import { edit, regenerate, sendResults } from "./chat.js";
 import { Pictures } from "./composer.js";
@@ -34,16 +35,16 @@ function UserEntry({ entry }) {
       edit(entry.id, text);
       setText(null);
     };
-    return html`<article class="said by-user"><textarea aria-label="Your message" rows="4" value=${text}
+    return html`<article class="said by-user"><textarea aria-label=${t("Your message")} rows="4" value=${text}
       onInput=${(event) => setText(event.target.value)}></textarea>
-      <div class="actions"><${Button} small onClick=${() => setText(null)}>Cancel<//>
+      <div class="actions"><${Button} small onClick=${() => setText(null)}>${t("Cancel")}<//>
         <${Button} small tone="primary" disabled=${!text.trim() && !entry.pictures.length}
-          onClick=${async () => save()}>Send anew<//>
-        <span class="hint">The later messages are removed.</span></div></article>`;
+          onClick=${async () => save()}>${t("Send anew")}<//>
+        <span class="hint">${t("The later messages are removed.")}</span></div></article>`;
   }
   return html`<article class="said by-user" data-by="user"><${Pictures} pictures=${entry.pictures} />
     <div class="said-text">${entry.text}</div>
-    <span class="reply-buttons"><${Button} small tone="quiet" onClick=${() => setText(entry.text)}>Edit<//></span>
+    <span class="reply-buttons"><${Button} small tone="quiet" onClick=${() => setText(entry.text)}>${t("Edit")}<//></span>
   </article>`;
 }
 
@@ -51,7 +52,7 @@ function UserEntry({ entry }) {
 function ResultsEntry({ entry }) {
   return html`<article class="said by-user">${entry.results.map(
     ({ id, name, content }) => html`<div key=${id}>
-    <span class="hint"><code>${name}</code> returned</span><pre class="lines">${content}</pre></div>`,
+    <span class="hint">${tParts("{name} returned", { name: html`<code>${name}</code>` })}</span><pre class="lines">${content}</pre></div>`,
   )}</article>`;
 }
 
@@ -64,7 +65,7 @@ function ReplyEntry({ entry, side, isLast }) {
     !isOpen(reply) &&
     html`<${Button} small tone="quiet"
     onClick=${async () => regenerate(side.id, entry.id)}>
-    ${reply.state === "failed" ? "Try again" : "Regenerate"}<//>`;
+    ${reply.state === "failed" ? t("Try again") : t("Regenerate")}<//>`;
   return html`<article class="said by-model" data-state=${reply.state}>
     ${thoughts && html`<${Thoughts} text=${thoughts} isOpen=${!text && isOpen(reply)} />`}
     ${text && html`<${Markdown} text=${text} />`}
@@ -80,8 +81,7 @@ function ReplyEntry({ entry, side, isLast }) {
       !hasCalls &&
       reply.state === "done" &&
       !text &&
-      html`<p class="hint">The model has ended without
-      an answer.</p>`
+      html`<p class="hint">${t("The model has ended without an answer.")}</p>`
     }
     <${Outcome} reply=${reply} model=${entry.model} />
     ${
@@ -95,7 +95,7 @@ function ReplyEntry({ entry, side, isLast }) {
 
 /** @param {{ text: string, isOpen: boolean }} props */
 function Thoughts({ text, isOpen: isNow }) {
-  return html`<details class="thoughts"><summary>${isNow ? "Thinking…" : "Thoughts"}</summary>
+  return html`<details class="thoughts"><summary>${isNow ? t("Thinking…") : t("Thoughts")}</summary>
     <div class="said-text">${text}</div></details>`;
 }
 
@@ -110,8 +110,8 @@ function pretty(text) {
 
 /** @param {{ call: ReplyCall }} props */
 function Call({ call }) {
-  return html`<div class="call" data-call=${call.name}><span>The model calls <code>${call.name || "?"}</code></span>
-    <pre class="lines">${pretty(call.arguments) || "(no arguments)"}</pre></div>`;
+  return html`<div class="call" data-call=${call.name}><span>${tParts("The model calls {name}", { name: html`<code>${call.name || "?"}</code>` })}</span>
+    <pre class="lines">${pretty(call.arguments) || t("(no arguments)")}</pre></div>`;
 }
 
 /** @param {{ side: Side, calls: ReplyCall[] }} props */
@@ -126,8 +126,8 @@ function Results({ side, calls }) {
     );
   return html`<div class="results">${calls.map(
     (call, at) => html`<${Field} key=${call.id}
-    label=${`What ${call.name} returns`}><textarea rows="2" class="mono" value=${texts[at]}
+    label=${t("What {name} returns", { name: call.name })}><textarea rows="2" class="mono" value=${texts[at]}
       onInput=${(event) => put(at, event.target.value)}></textarea><//>`,
   )}
-    <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>Send the result<//></div>`;
+    <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>${t("Send the result")}<//></div>`;
 }

@@ -3,6 +3,7 @@
 import { BASE } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import { useStore } from "../../store.js";
+import { t, tParts } from "../../texts.js";
 import {
   Button,
   Code,
@@ -14,14 +15,13 @@ import {
   Notice,
   number,
   percent,
-  stateName,
   Tabs,
   useState,
   useTick,
 } from "../../ui.js";
 import { LoadBar } from "../load_story.js";
 import { Explained } from "../models.js";
-import { comingOf, expectedOf, isLoading, loadWords, stateWords } from "../states.js";
+import { comingOf, expectedOf, isLoading, isWords, loadWords, stateWords } from "../states.js";
 import { clientKey, useTargets } from "./access.js";
 import { endOf, figuresOf, isOpen, partsOf } from "./reply.js";
 import { curlOf, pythonOf } from "./request.js";
@@ -38,7 +38,7 @@ import { curlOf, pythonOf } from "./request.js";
  */
 function cachedShare(text) {
   const [matched, length] = (text ?? "").split("/").map(Number);
-  return length ? `${percent(matched / length)} of its beginning (by the gateway's memory)` : null;
+  return length ? t("{share} of its beginning (by the gateway's memory)", { share: percent(matched / length) }) : null;
 }
 
 /**
@@ -50,19 +50,28 @@ export function Figures({ reply }) {
   const found = figuresOf(reply, performance.now());
   const about = found.isEstimate ? "≈ " : "";
   const parts = [
-    [found.tokens_s !== null && `${about}${number(found.tokens_s)} tokens/s`, "After the first token"],
-    [found.first_s !== null && `first token ${duration(found.first_s)}`, "From the request to the first token"],
     [
-      found.out !== null && `${about}${number(found.out)} tokens`,
+      found.tokens_s !== null && `${about}${t("{count} tokens/s", { count: number(found.tokens_s) })}`,
+      t("After the first token"),
+    ],
+    [
+      found.first_s !== null && t("first token {time}", { time: duration(found.first_s) }),
+      t("From the request to the first token"),
+    ],
+    [
+      found.out !== null && `${about}${t("{count} tokens", { count: number(found.out) })}`,
       found.isEstimate
-        ? "Events of the stream: the engine has not reported how many tokens they are"
-        : "As the engine counts them",
+        ? t("Events of the stream: the engine has not reported how many tokens they are")
+        : t("As the engine counts them"),
     ],
     [
-      found.in !== null && `${number(found.in)} in the prompt${found.cached ? `, ${number(found.cached)} cached` : ""}`,
-      "Tokens of the request",
+      found.in !== null &&
+        (found.cached
+          ? t("{count} in the prompt, {cached} cached", { count: number(found.in), cached: number(found.cached) })
+          : t("{count} in the prompt", { count: number(found.in) })),
+      t("Tokens of the request"),
     ],
-    [`${duration(found.total_s)} in all`, "From the request to the end of the answer"],
+    [t("{time} in all", { time: duration(found.total_s) }), t("From the request to the end of the answer")],
   ];
   return html`<span class="play-figures num">${parts
     .filter(([text]) => text)
@@ -70,7 +79,7 @@ export function Figures({ reply }) {
     ${
       reply.told.worker &&
       html`<a href=${workerPage(reply.told.worker)}
-      title="Who has answered">${reply.told.worker}</a>`
+      title=${t("Who has answered")}>${reply.told.worker}</a>`
     }
   </span>`;
 }
@@ -91,26 +100,27 @@ export function Waiting({ reply, model }) {
   const waited = `${Math.floor(figuresOf(reply, performance.now()).total_s)} s`;
   const line = (/** @type {string} */ text) => html`<span class="hint" role="status">${text} · ${waited}</span>`;
   const [thoughts, text] = partsOf(reply);
-  if (reply.firstAt !== null) return line(thoughts && !text ? "Thinking" : "Answering");
-  if (reply.told.worker) return line("The model reads the prompt");
+  if (reply.firstAt !== null) return line(thoughts && !text ? t("Thinking") : t("Answering"));
+  if (reply.told.worker) return line(t("The model reads the prompt"));
   const targets = targetsOf(model);
-  if (models.some((one) => one.workers > 0 && targets.includes(one.id))) return line("Waiting for a worker");
+  if (models.some((one) => one.workers > 0 && targets.includes(one.id))) return line(t("Waiting for a worker"));
   const coming = targets.map((one) => comingOf(workers, one)).find(Boolean);
   if (coming && isLoading(coming)) return html`<${Loading} worker=${coming} model=${model} waited=${waited} />`;
   if (reply.note) return line(`L${reply.note.slice(1)}`);
-  if (coming)
-    return line([`${coming.worker_id} is ${stateName(coming.state)}`, stateWords(coming)].filter(Boolean).join(", "));
+  if (coming) return line([isWords(coming), stateWords(coming)].filter(Boolean).join(t(", ")));
   const isCold = models.some((one) => one.loaded === false && targets.includes(one.id));
-  return line(isCold ? `${model} is not loaded yet: its worker is about to be started` : "Waiting for a worker");
+  return line(
+    isCold ? t("{model} is not loaded yet: its worker is about to be started", { model }) : t("Waiting for a worker"),
+  );
 }
 
 /** @param {{ worker: Worker, model: string, waited: string }} props */
 function Loading({ worker, model, waited }) {
   const expected = expectedOf(worker);
-  const usual = expected === null ? "" : ` (the last loads took ${duration(expected)})`;
-  return html`<div class="load-now wait" role="status"><span class="hint">${model} is being loaded:
+  const usual = expected === null ? "" : ` ${t("(the last loads took {time})", { time: duration(expected) })}`;
+  return html`<div class="load-now wait" role="status"><span class="hint">${t("{model} is being loaded:", { model })}
     ${" "}${loadWords(worker)}${usual} · ${waited}
-    ${" "}<a href=${hrefOf("workers", [worker.worker_id], { tab: "log" })}>Log</a></span>
+    ${" "}<a href=${hrefOf("workers", [worker.worker_id], { tab: "log" })}>${t("Log")}</a></span>
     <${LoadBar} worker=${worker} /></div>`;
 }
 
@@ -125,11 +135,13 @@ export function Outcome({ reply, model }) {
   if (!error) return html`${endOf(reply) && html`<p class="hint">${endOf(reply)}</p>`}`;
   const needsKey = error.status === 401 || error.status === 403;
   return html`<${Notice} tone="bad" title=${error.status ? `${error.status} ${error.code || ""}` : ""}>
-    ${error.message}${needsKey && " A client's key is given at the top of this page."}<//>`;
+    ${error.message}${needsKey && ` ${t("A client's key is given at the top of this page.")}`}<//>`;
 }
 
-const UNNAMED = html`The response did not name its worker (<code>worker_header</code> in
-  <code>[server_settings]</code>).`;
+const UNNAMED = tParts("The response did not name its worker ({setting} in {table}).", {
+  setting: html`<code>worker_header</code>`,
+  table: html`<code>[server_settings]</code>`,
+});
 
 /**
  * The worker of an answer, and why: by the response's headers, and where the same request would go now.
@@ -141,21 +153,27 @@ export function Who({ reply, body, onClose }) {
   const { told } = reply;
   if (isAsking) return html`<${Explained} model=${body.model} body=${body} onClose=${onClose} />`;
   const facts = [
-    ["Asked for", body.model],
-    ["Model that answered", told.model],
-    ["Worker or route", told.worker],
-    ["Asked before it answered", Number(told.attempts) > 1 ? `${told.attempts} workers or models` : null],
-    ["Prompt in its cache", cachedShare(told.prefix)],
-    ["Time within the gateway", told.overhead_ms && `${told.overhead_ms} ms until the worker was asked`],
-    ["Parameters left out", told.dropped],
-    ["Request", told.request && html`<a href=${hrefOf("requests", [told.request])}>${told.request}</a>`],
-    ["Why it ended", reply.finish],
+    [t("Asked for"), body.model],
+    [t("Model that answered"), told.model],
+    [t("Worker or route"), told.worker],
+    [
+      t("Asked before it answered"),
+      Number(told.attempts) > 1 ? t("{count} workers or models", { count: told.attempts }) : null,
+    ],
+    [t("Prompt in its cache"), cachedShare(told.prefix)],
+    [
+      t("Time within the gateway"),
+      told.overhead_ms && t("{time} ms until the worker was asked", { time: told.overhead_ms }),
+    ],
+    [t("Parameters left out"), told.dropped],
+    [t("Request"), told.request && html`<a href=${hrefOf("requests", [told.request])}>${told.request}</a>`],
+    [t("Why it ended"), reply.finish],
   ];
-  return html`<${Dialog} title="Details" onClose=${onClose} actions=${html`
-    <${Button} onClick=${() => void setAsking(true)}>Route of this request<//><span class="spring"></span>
-    <button type="button" class="button" onClick=${onClose}>Close</button>`}>
+  return html`<${Dialog} title=${t("Details")} onClose=${onClose} actions=${html`
+    <${Button} onClick=${() => void setAsking(true)}>${t("Route of this request")}<//><span class="spring"></span>
+    <button type="button" class="button" onClick=${onClose}>${t("Close")}</button>`}>
     <${Facts} facts=${facts} />
-    ${!told.worker && html`<p class="hint">${reply.state === "failed" ? "No worker has answered." : UNNAMED}</p>`}<//>`;
+    ${!told.worker && html`<p class="hint">${reply.state === "failed" ? t("No worker has answered.") : UNNAMED}</p>`}<//>`;
 }
 
 /**
@@ -169,11 +187,11 @@ export function AsProgram({ path, body, onClose }) {
   const texts = { curl: curlOf(BASE, path, body, hasKey), python: pythonOf(BASE, path, body, hasKey) };
   const [current, setCurrent] = useState("curl");
   const tabs = [{ name: "curl", title: "curl" }, ...(texts.python ? [{ name: "python", title: "Python" }] : [])];
-  return html`<${Dialog} wide title="The same from a program" onClose=${onClose} actions=${html`
-    <button type="button" class="button" onClick=${onClose}>Close</button>`}>
-    <${Tabs} label="Language" tabs=${tabs} current=${current} onSelect=${setCurrent} />
+  return html`<${Dialog} wide title=${t("The same from a program")} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>${t("Close")}</button>`}>
+    <${Tabs} label=${t("Language")} tabs=${tabs} current=${current} onSelect=${setCurrent} />
     <${Code} text=${texts[current]} />
-    ${hasKey && html`<p class="hint">The key is read from the variable ICHAT_KEY.</p>`}<//>`;
+    ${hasKey && html`<p class="hint">${t("The key is read from the variable ICHAT_KEY.")}</p>`}<//>`;
 }
 
 /**
@@ -187,8 +205,8 @@ export function ReplyButtons({ reply, text, body, path, more }) {
   return html`<span class="reply-buttons">
     ${text && html`<${Copy} text=${text} />`}
     ${more}
-    <${Button} small tone="quiet" onClick=${() => setOpen("program")}>Code<//>
-    <${Button} small tone="quiet" onClick=${() => setOpen("who")}>Details<//>
+    <${Button} small tone="quiet" onClick=${() => setOpen("program")}>${t("Code")}<//>
+    <${Button} small tone="quiet" onClick=${() => setOpen("who")}>${t("Details")}<//>
     ${open === "program" && html`<${AsProgram} path=${path} body=${body} onClose=${close} />`}
     ${open === "who" && html`<${Who} reply=${reply} body=${body} onClose=${close} />`}</span>`;
 }

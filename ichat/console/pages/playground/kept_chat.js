@@ -1,5 +1,6 @@
 // The chat as a text that stays with the tab when its page is loaded again: pure functions.
 
+import { t } from "../../texts.js";
 import { ended, isOpen } from "./reply.js";
 
 /** @import { Chat, Entry } from "./chat.js" */
@@ -7,7 +8,7 @@ import { ended, isOpen } from "./reply.js";
 const FORMAT = 1;
 /** Browsers keep some five million characters of a tab; a longer chat is kept without its pictures, or not at all. */
 const LENGTH_MAX = 2_000_000;
-const CUT = { message: "The page was loaded anew before the answer was whole." };
+const CUT = { message: t("The page was loaded anew before the answer was whole.") };
 
 /**
  * @param {Entry} entry

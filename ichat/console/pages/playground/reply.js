@@ -1,5 +1,7 @@
 // A model's answer as it arrives: each event of the stream adds to it. Pure functions.
 
+import { t } from "../../texts.js";
+
 /**
  * @typedef {{ message: string, code?: string, status?: number }} ReplyError
  * @typedef {{ id: string, name: string, arguments: string }} Call
@@ -106,7 +108,10 @@ export function withEvent(reply, data, now) {
   try {
     chunk = JSON.parse(data);
   } catch {
-    return { ...reply, error: { message: `The stream had an event that is no JSON: ${data.slice(0, 200)}` } };
+    return {
+      ...reply,
+      error: { message: t("The stream had an event that is no JSON: {data}", { data: data.slice(0, 200) }) },
+    };
   }
   if (chunk?.error || chunk?.object === "error") return { ...reply, error: errorIn(chunk.error ?? chunk) };
   const next = { ...reply, usage: chunk?.usage ?? reply.usage };
@@ -133,7 +138,7 @@ export function withEvent(reply, data, now) {
  */
 function errorIn(error) {
   if (typeof error === "string") return { message: error };
-  return { message: String(error.message ?? "The engine failed."), code: error.code ?? error.type ?? "" };
+  return { message: String(error.message ?? t("The engine failed.")), code: error.code ?? error.type ?? "" };
 }
 
 /**
@@ -176,7 +181,7 @@ function withCall(calls, part, position) {
 export function ended(reply, now, { error = null, isStopped = false } = {}) {
   const calls = reply.calls.filter(Boolean).map((call, at) => ({ ...call, id: call.id || `call_${at}` }));
   const found = error ?? reply.error;
-  const cut = { message: "The stream ended before the answer was whole." };
+  const cut = { message: t("The stream ended before the answer was whole.") };
   const why = isStopped ? null : (found ?? (reply.isWhole ? null : cut));
   return { ...reply, calls, error: why, state: isStopped ? "stopped" : why ? "failed" : "done", endedAt: now };
 }
@@ -231,8 +236,8 @@ export function figuresOf(reply, now) {
  * @param {Pick<Reply, "finish" | "state">} reply
  */
 export function endOf({ finish, state }) {
-  if (state === "stopped") return "You have stopped it.";
-  if (finish === "length") return "It was cut off: max_tokens is reached, or the model's context is full.";
-  if (finish === "content_filter") return "A filter has cut it off.";
+  if (state === "stopped") return t("You have stopped it.");
+  if (finish === "length") return t("It was cut off: max_tokens is reached, or the model's context is full.");
+  if (finish === "content_filter") return t("A filter has cut it off.");
   return "";
 }

@@ -1,5 +1,6 @@
 // The requests that the playground sends, and the same as a program has them. Pure functions.
 
+import { t } from "../../texts.js";
 import { partsOf } from "./reply.js";
 
 /** @import { Reply } from "./reply.js" */
@@ -47,7 +48,11 @@ const WHOLE = new Set(["top_k", "max_tokens", "seed"]);
 function numberIn(name, text) {
   const value = Number(text);
   if (!Number.isFinite(value) || (WHOLE.has(name) && !Number.isInteger(value))) {
-    throw new Error(`${name} must be a ${WHOLE.has(name) ? "whole " : ""}number, and is not: ${text}`);
+    throw new Error(
+      WHOLE.has(name)
+        ? t("{name} must be a whole number, and is not: {text}", { name, text })
+        : t("{name} must be a number, and is not: {text}", { name, text }),
+    );
   }
   return value;
 }
@@ -60,7 +65,7 @@ function jsonIn(name, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${name}: this is no JSON: ${error.message}`);
+    throw new Error(t("{name}: this is no JSON: {message}", { name, message: error.message }));
   }
 }
 
@@ -70,12 +75,12 @@ function jsonIn(name, text) {
  * @param {string} text
  */
 export function toolsIn(text) {
-  const found = jsonIn("Tools", text);
+  const found = jsonIn(t("Tools"), text);
   const tools = (Array.isArray(found) ? found : [found]).map((one) =>
     one && typeof one === "object" && !one.type && one.name ? { type: "function", function: one } : one,
   );
   for (const one of tools) {
-    if (!one?.function?.name) throw new Error('Tools: each is {"type": "function", "function": {"name": …}}.');
+    if (!one?.function?.name) throw new Error(t('Tools: each is {"type": "function", "function": {"name": …}}.'));
   }
   return tools;
 }
@@ -100,8 +105,9 @@ export function parametersOf(settings, { hasTools = true } = {}) {
     if (settings.tool_choice) found.tool_choice = settings.tool_choice;
   }
   if (settings.more.trim()) {
-    const more = jsonIn("More", settings.more);
-    if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("More: this is no object.");
+    const more = jsonIn(t("More"), settings.more);
+    if (more === null || typeof more !== "object" || Array.isArray(more))
+      throw new Error(t("More: this is no object."));
     Object.assign(found, more);
   }
   return found;

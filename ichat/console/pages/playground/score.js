@@ -1,5 +1,6 @@
 // The score of two answers to the same message: pure functions.
 
+import { t } from "../../texts.js";
 import { duration, number } from "../../ui/format.js";
 import { figuresOf, isOpen } from "./reply.js";
 
@@ -22,10 +23,10 @@ const EQUAL = 0.02;
 /** @type {{ title: string, of: (figures: Figures) => number | null, words: (value: number) => string,
  *   better: -1 | 0 | 1, isOfWhole?: boolean }[]} */
 const LINES = [
-  { title: "First token", of: (one) => one.first_s, words: duration, better: -1 },
-  { title: "Tokens/s", of: (one) => one.tokens_s, words: (value) => number(value), better: 1 },
-  { title: "Whole answer", of: (one) => one.total_s, words: duration, better: -1, isOfWhole: true },
-  { title: "Tokens", of: (one) => one.out, words: (value) => number(value), better: 0 },
+  { title: t("First token"), of: (one) => one.first_s, words: duration, better: -1 },
+  { title: t("Tokens/s"), of: (one) => one.tokens_s, words: (value) => number(value), better: 1 },
+  { title: t("Whole answer"), of: (one) => one.total_s, words: duration, better: -1, isOfWhole: true },
+  { title: t("Tokens"), of: (one) => one.out, words: (value) => number(value), better: 0 },
 ];
 
 /**

@@ -1,5 +1,6 @@
 // The scoreboard of two answers: their speed side by side, live, and as a picture to pass on.
 
+import { t } from "../../texts.js";
 import { Button, Card, colorOf, html, toast, useTick } from "../../ui.js";
 import { roundsOf, scoreOf, winnerOf } from "./score.js";
 
@@ -67,10 +68,10 @@ function drawn(models, lines, winner) {
  */
 async function pass(canvas) {
   const blob = await new Promise((/** @type {(blob: Blob | null) => void} */ resolve) => canvas.toBlob(resolve));
-  if (!blob) throw new Error("The browser could not make the picture.");
+  if (!blob) throw new Error(t("The browser could not make the picture."));
   if (navigator.clipboard?.write && globalThis.ClipboardItem) {
     await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
-    toast("The picture is on the clipboard.");
+    toast(t("The picture is on the clipboard."));
     return;
   }
   const link = Object.assign(document.createElement("a"), {
@@ -96,19 +97,19 @@ export function Scoreboard({ sides }) {
   const lines = scoreOf(replies, now);
   const winner = winnerOf(replies, now);
   const won = (/** @type {number} */ who) => rounds.filter((one) => winnerOf(one.replies, now) === who).length;
-  const sums = rounds.length > 1 ? `Messages won: ${won(-1)} to ${won(1)}.` : "";
-  const lead = winner ? `${models[winner > 0 ? 1 : 0]} wins. ${sums}` : sums;
+  const sums = rounds.length > 1 ? t("Messages won: {left} to {right}.", { left: won(-1), right: won(1) }) : "";
+  const lead = winner ? `${t("{model} wins.", { model: models[winner > 0 ? 1 : 0] })} ${sums}` : sums;
   const side = (/** @type {Line} */ line, /** @type {0 | 1} */ at) => {
     const isWinner = line.winner === (at ? 1 : -1);
     return html`<span role="cell" class=${`score-side ${at ? "right-side" : ""} ${isWinner ? "won" : ""}`}>
-      <b class="num">${line.texts[at]}${isWinner && html`<span class="only-read"> (better)</span>`}</b>
+      <b class="num">${line.texts[at]}${isWinner && html`<span class="only-read"> ${t("(better)")}</span>`}</b>
       <span class="score-bar"><i style=${{ width: `${Math.round(line.shares[at] * 100)}%` }}></i></span></span>`;
   };
-  return html`<${Card} title="Scoreboard" lead=${lead} actions=${html`<${Button} small tone="quiet" icon="copy"
-      onClick=${() => pass(drawn(models, lines, winner))}>Copy as a picture<//>`}>
-    <div class="score" role="table" aria-label="Scoreboard">
+  return html`<${Card} title=${t("Scoreboard")} lead=${lead} actions=${html`<${Button} small tone="quiet" icon="copy"
+      onClick=${() => pass(drawn(models, lines, winner))}>${t("Copy as a picture")}<//>`}>
+    <div class="score" role="table" aria-label=${t("Scoreboard")}>
       <div role="row"><b role="columnheader" class="clip" title=${models[0]}>${models[0]}</b>
-        <span role="columnheader" class="only-read">Figure</span>
+        <span role="columnheader" class="only-read">${t("Figure")}</span>
         <b role="columnheader" class="clip right" title=${models[1]}>${models[1]}</b></div>
       ${lines.map(
         (line) => html`<div role="row" key=${line.title}>${side(line, 0)}

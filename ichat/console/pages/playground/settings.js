@@ -1,5 +1,6 @@
 // The parameters of a request, each of which may be left to the model.
 
+import { t, tParts } from "../../texts.js";
 import { Field, html, useKept } from "../../ui.js";
 import { toolsIn } from "./request.js";
 
@@ -8,13 +9,13 @@ import { toolsIn } from "./request.js";
 
 /** @type {[keyof Values, string, string][]} */
 const FIELDS = [
-  ["temperature", "Temperature", "0: always the likeliest word; 1: as trained; more: wilder."],
-  ["max_tokens", "Max tokens", "The answer is cut off there."],
-  ["top_p", "top_p", "Only the likeliest words that make up this share."],
-  ["top_k", "top_k", "Only this many of the likeliest words."],
-  ["seed", "Seed", "The same number gives the same answer, mostly."],
-  ["presence_penalty", "Presence penalty", "Above 0: rather new words."],
-  ["frequency_penalty", "Frequency penalty", "Above 0: fewer repetitions."],
+  ["temperature", t("Temperature"), t("0: always the likeliest word; 1: as trained; more: wilder.")],
+  ["max_tokens", t("Max tokens"), t("The answer is cut off there.")],
+  ["top_p", "top_p", t("Only the likeliest words that make up this share.")],
+  ["top_k", "top_k", t("Only this many of the likeliest words.")],
+  ["seed", t("Seed"), t("The same number gives the same answer, mostly.")],
+  ["presence_penalty", t("Presence penalty"), t("Above 0: rather new words.")],
+  ["frequency_penalty", t("Frequency penalty"), t("Above 0: fewer repetitions.")],
 ];
 const EXAMPLE = [
   {
@@ -63,40 +64,41 @@ export function Settings({ settings, onChange, of = "chat" }) {
       const { open } = event.currentTarget;
       setOpen(() => open);
     }}>
-    <summary><h2>Parameters</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>
+    <summary><h2>${t("Parameters")}</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>
     <div class="pile">
     ${
       isChat &&
-      html`<${Field} label="System prompt" hint="How the model should behave, told before all else.">
+      html`<${Field} label=${t("System prompt")} hint=${t("How the model should behave, told before all else.")}>
       <textarea rows="3" ...${field("system")}></textarea><//>`
     }
     <div class="form tight">${FIELDS.map(
       ([name, title, hint]) => html`<${Field} key=${name} label=${title}
-      hint=${hint}><input type="text" inputmode="decimal" placeholder="the model's" ...${field(name)} /><//>`,
+      hint=${hint}><input type="text" inputmode="decimal" placeholder=${t("the model's")} ...${field(name)} /><//>`,
     )}</div>
-    <${Field} label="Stop at" hint="One text a line; \\n in it is a new line.">
+    <${Field} label=${t("Stop at")} hint=${t("One text a line; \\n in it is a new line.")}>
       <textarea rows="2" class="mono" spellcheck=${false} ...${field("stop")}></textarea><//>
     ${
       isChat &&
-      html`<${Field} label="Tools" error=${wrongTools(settings.tools)}
-      hint="Functions that the model may call, as JSON. It asks, and you type what they return.">
+      html`<${Field} label=${t("Tools")} error=${wrongTools(settings.tools)}
+      hint=${t("Functions that the model may call, as JSON. It asks, and you type what they return.")}>
       <textarea rows=${settings.tools ? 8 : 2} class="mono" spellcheck=${false} ...${field("tools")}></textarea><//>
       <div class="actions">
         ${
           settings.tools.trim() &&
-          html`<select aria-label="Whether it calls tools" value=${settings.tool_choice}
+          html`<select aria-label=${t("Whether it calls tools")} value=${settings.tool_choice}
           onChange=${(event) => put("tool_choice", event.target.value)}>
-          <option value="">It may call them</option><option value="required">It must call one</option>
-          <option value="none">It must not call any</option></select>`
+          <option value="">${t("It may call them")}</option><option value="required">${t("It must call one")}</option>
+          <option value="none">${t("It must not call any")}</option></select>`
         }
         ${
           !settings.tools.trim() &&
           html`<button type="button" class="button small"
-          onClick=${() => put("tools", JSON.stringify(EXAMPLE, null, 2))}>Put in an example</button>`
+          onClick=${() => put("tools", JSON.stringify(EXAMPLE, null, 2))}>${t("Put in an example")}</button>`
         }</div>`
     }
-    <${Field} label="More" hint=${html`Other members of the request, as JSON, such as
-      <code>${'{"chat_template_kwargs": {"enable_thinking": false}}'}</code>.`}>
+    <${Field} label=${t("More")} hint=${tParts("Other members of the request, as JSON, such as {example}.", {
+      example: html`<code>${'{"chat_template_kwargs": {"enable_thinking": false}}'}</code>`,
+    })}>
       <textarea rows="2" class="mono" spellcheck=${false} ...${field("more")}></textarea><//>
     </div></details>`;
 }

@@ -2,6 +2,7 @@
 
 import { ApiError, BASE, send } from "../../api.js";
 import { hrefOf } from "../../router.js";
+import { t } from "../../texts.js";
 import {
   Button,
   Card,
@@ -68,7 +69,7 @@ async function ask(path, body) {
   const began = performance.now();
   const response = await send(path, { method: "POST", body, key: clientKey() });
   const answer = await response.json();
-  if (answer === null || typeof answer !== "object") throw new ApiError(0, "", "The answer is none that is known.");
+  if (answer === null || typeof answer !== "object") throw new ApiError(0, "", t("The answer is none that is known."));
   return { answer, body, path, told: toldBy(response.headers), took_s: (performance.now() - began) / 1000 };
 }
 
@@ -118,12 +119,12 @@ function Asked({ found, more = [] }) {
     (told.worker.startsWith("external:")
       ? told.worker
       : html`<a href=${hrefOf("workers", [told.worker])}>${told.worker}</a>`);
-  return html`<${Card} title="How it was answered"><${Facts} facts=${[
-    ["By", worker],
-    ["Took", duration(took)],
-    ["Tokens", answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)],
+  return html`<${Card} title=${t("How it was answered")}><${Facts} facts=${[
+    [t("By"), worker],
+    [t("Took"), duration(took)],
+    [t("Tokens"), answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)],
     ...more,
-  ]} /><details><summary>The same with curl</summary>
+  ]} /><details><summary>${t("The same with curl")}</summary>
     <${Code} text=${curlOf(BASE, found.path, found.body, Boolean(clientKey()))} /></details><//>`;
 }
 
@@ -137,13 +138,13 @@ export function Embeddings({ model: asked }) {
   const texts = linesOf(part.texts).slice(0, TEXTS_MAX);
   const go = () => run(EMBEDDINGS, { model: part.model, input: texts, encoding_format: "float" });
   return html`<div class="pile"><${Card}><div class="pile">
-    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
+    <${Field} label=${t("Model")}><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
       put({ model })} /><//>
-    <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
+    <${Field} label=${t("Texts")} hint=${t("One a line, {count} at most.", { count: TEXTS_MAX })}>
       <textarea rows="5" value=${part.texts} onInput=${(event) => put({ texts: event.target.value })}></textarea><//>
     <div class="actions"><${Button} tone="primary" disabled=${!texts.length || !part.model} onClick=${go}>
-      Compare ${count(texts.length, "text")}<//></div></div><//>
-    <${Failure} failure=${failure} hint="Embeddings need a model that is made for them." />
+      ${count(texts.length, "Compare {count} text", "Compare {count} texts")}<//></div></div><//>
+    <${Failure} failure=${failure} hint=${t("Embeddings need a model that is made for them.")} />
     ${part.answer && html`<${Nearness} found=${part.answer} />`}</div>`;
 }
 
@@ -151,9 +152,9 @@ export function Embeddings({ model: asked }) {
 function Nearness({ found }) {
   const texts = /** @type {string[]} */ (found.body.input);
   const vectors = [...(found.answer.data ?? [])].sort((a, b) => a.index - b.index).map((one) => one.embedding);
-  return html`<${Card} title="How near they are" flush
-    lead="The cosine of each pair: 1 is the same meaning to the model, 0 none in common."><div class="table-box">
-    <table class="cosines" aria-label="Cosines"><thead><tr><th scope="col"></th>
+  return html`<${Card} title=${t("How near they are")} flush
+    lead=${t("The cosine of each pair: 1 is the same meaning to the model, 0 none in common.")}><div class="table-box">
+    <table class="cosines" aria-label=${t("Cosines")}><thead><tr><th scope="col"></th>
       ${texts.map((_, at) => html`<th key=${at} scope="col" class="right">${at + 1}</th>`)}</tr></thead>
     <tbody>${vectors.map(
       (row, at) => html`<tr key=${at}><th scope="row"><b>${at + 1}</b> ${texts[at]}</th>
@@ -164,7 +165,7 @@ function Nearness({ found }) {
         return html`<td key=${other} class="right num" style=${style} data-title=${other + 1}>${value.toFixed(3)}</td>`;
       })}</tr>`,
     )}</tbody></table></div><//>
-    <${Asked} found=${found} more=${[["Dimensions", number(vectors[0]?.length)]]} />`;
+    <${Asked} found=${found} more=${[[t("Dimensions"), number(vectors[0]?.length)]]} />`;
 }
 
 /**
@@ -177,15 +178,15 @@ export function Rerank({ model: asked }) {
   const documents = linesOf(part.texts).slice(0, TEXTS_MAX);
   const go = () => run(RERANK, { model: part.model, query: part.query, documents });
   return html`<div class="pile"><${Card}><div class="pile">
-    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
+    <${Field} label=${t("Model")}><${ModelChoice} value=${part.model} onChange=${(/** @type {string} */ model) =>
       put({ model })} /><//>
-    <${Field} label="Question"><input type="text" value=${part.query}
+    <${Field} label=${t("Question")}><input type="text" value=${part.query}
       onInput=${(event) => put({ query: event.target.value })} /><//>
-    <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
+    <${Field} label=${t("Texts")} hint=${t("One a line, {count} at most.", { count: TEXTS_MAX })}>
       <textarea rows="5" value=${part.texts} onInput=${(event) => put({ texts: event.target.value })}></textarea><//>
     <div class="actions"><${Button} tone="primary" disabled=${!documents.length || !part.query.trim() || !part.model}
-      onClick=${go}>Rank ${count(documents.length, "text")}<//></div></div><//>
-    <${Failure} failure=${failure} hint="Reranking needs a model that is made for it." />
+      onClick=${go}>${count(documents.length, "Rank {count} text", "Rank {count} texts")}<//></div></div><//>
+    <${Failure} failure=${failure} hint=${t("Reranking needs a model that is made for it.")} />
     ${part.answer && html`<${Ranked} found=${part.answer} />`}</div>`;
 }
 
@@ -198,16 +199,16 @@ function Ranked({ found }) {
   /** @type {Column<RankedText>[]} */
   const columns = [
     { name: "place", title: "", cell: (row) => rows.indexOf(row) + 1 },
-    { name: "text", title: "Text", cell: (row) => html`<span class="wrap">${row.text}</span>` },
+    { name: "text", title: t("Text"), cell: (row) => html`<span class="wrap">${row.text}</span>` },
     {
       name: "score",
-      title: "Score",
+      title: t("Score"),
       align: "right",
       cell: (row) => html`<span class="meter-line">
       <span class="meter"><i style=${{ width: `${share(row.score) * 100}%` }}></i></span>
       <span class="num">${row.score.toPrecision(3)}</span></span>`,
     },
   ];
-  return html`<${Card} title="Best first" flush><${Table} label="Ranked texts" columns=${columns} rows=${rows}
+  return html`<${Card} title=${t("Best first")} flush><${Table} label=${t("Ranked texts")} columns=${columns} rows=${rows}
     keyOf=${(/** @type {RankedText} */ row) => row.index} /><//><${Asked} found=${found} />`;
 }

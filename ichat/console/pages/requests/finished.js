@@ -2,6 +2,7 @@
 
 import { api } from "../../api.js";
 import { go, hrefOf } from "../../router.js";
+import { t } from "../../texts.js";
 import {
   Badge,
   Button,
@@ -69,36 +70,36 @@ export function useAnswer(path, everyMs, version = 0) {
 const COLUMNS = [
   {
     name: "ended",
-    title: "Ended",
+    title: t("Ended"),
     value: (row) => row.ended_at,
     cell: (row) => html`<span class="num nowrap">${when(row.ended_at)}</span>
       <code class="sub nowrap" title=${row.id}>${shortId(row.id)}</code>`,
   },
   {
     name: "status",
-    title: "Status",
+    title: t("Status"),
     value: (row) => row.status,
     cell: (row) => html`<${Badge} tone=${toneOf(row)}>${row.status}<//>
       ${row.error && html`<span class="sub clip" title=${row.error}>${row.error}</span>`}`,
   },
   {
     name: "model",
-    title: "Model",
+    title: t("Model"),
     value: (row) => row.model,
     cell: (row) => html`<span class="clip" title=${row.model}>${row.model || NONE}</span>
-      ${row.alias && html`<span class="sub clip" title=${row.alias}>as ${row.alias}</span>`}`,
+      ${row.alias && html`<span class="sub clip" title=${row.alias}>${t("as {alias}", { alias: row.alias })}</span>`}`,
   },
   {
     name: "time",
-    title: "Time",
+    title: t("Time"),
     align: "right",
     value: (row) => row.duration_s,
     cell: (row) => html`<span class="num">${duration(row.duration_s)}</span>
-      ${row.phases.queued_s >= 0.1 && html`<span class="sub">${duration(row.phases.queued_s)} queued</span>`}`,
+      ${row.phases.queued_s >= 0.1 && html`<span class="sub">${t("{time} queued", { time: duration(row.phases.queued_s) })}</span>`}`,
   },
   {
     name: "first",
-    title: "First token",
+    title: t("First token"),
     align: "right",
     extra: true,
     value: firstTokenOf,
@@ -106,7 +107,7 @@ const COLUMNS = [
   },
   {
     name: "tokens",
-    title: "Tokens in / out",
+    title: t("Tokens in / out"),
     align: "right",
     extra: true,
     value: (row) => row.tokens?.output,
@@ -114,17 +115,17 @@ const COLUMNS = [
   },
   {
     name: "worker",
-    title: "Worker",
+    title: t("Worker"),
     extra: true,
     value: (row) => row.worker,
     cell: (row) => html`<span class="clip short" title=${row.worker}>${row.worker || NONE}</span>`,
   },
   {
     name: "who",
-    title: "From",
+    title: t("From"),
     extra: true,
     value: (row) => row.key || row.client,
-    cell: (row) => html`<span class="clip short" title=${row.key}>${row.key || "no key"}</span>
+    cell: (row) => html`<span class="clip short" title=${row.key}>${row.key || t("no key")}</span>
       <span class="sub clip short" title=${row.client}>${row.client}</span>`,
   },
 ];
@@ -153,16 +154,16 @@ export function Finished({ query }) {
     wordsOf(row).some((word) => word.toLowerCase().includes(wanted)),
   );
   const lead = answer && leadOf(answer);
-  const none = text || onlyFailed ? "No request is like that." : "No request has ended.";
-  const empty = answer ? html`<${Empty} icon="requests" title=${none} />` : "Asking…";
-  return html`<${Card} flush title="Finished" lead=${lead} actions=${html`
-      <input type="search" aria-label="Filter by id, key, model, worker or error" placeholder="Filter" value=${text}
+  const none = text || onlyFailed ? t("No request is like that.") : t("No request has ended.");
+  const empty = answer ? html`<${Empty} icon="requests" title=${none} />` : t("Asking…");
+  return html`<${Card} flush title=${t("Finished")} lead=${lead} actions=${html`
+      <input type="search" aria-label=${t("Filter by id, key, model, worker or error")} placeholder=${t("Filter")} value=${text}
         onInput=${(event) => setText(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${onlyFailed}
-        onChange=${(event) => setOnlyFailed(event.target.checked)} />only failures</label>
-      <${Button} small onClick=${() => setVersion(version + 1)}>Refresh<//>`}>
-    ${error && html`<${Notice}>The list may be old: ${error}<//>`}
-    <${Table} label="Finished requests" columns=${COLUMNS} rows=${rows} sort="-ended" empty=${empty}
+        onChange=${(event) => setOnlyFailed(event.target.checked)} />${t("only failures")}</label>
+      <${Button} small onClick=${() => setVersion(version + 1)}>${t("Refresh")}<//>`}>
+    ${error && html`<${Notice}>${t("The list may be old: {error}", { error })}<//>`}
+    <${Table} label=${t("Finished requests")} columns=${COLUMNS} rows=${rows} sort="-ended" empty=${empty}
       keyOf=${(/** @type {Api.FinishedRequest} */ row) => `${row.own_id} ${row.ended_at}`}
       hrefOf=${(/** @type {Api.FinishedRequest} */ row) => hrefOf("requests", [row.own_id])}
       onOpen=${(/** @type {Api.FinishedRequest} */ row) => go("requests", [row.own_id])} /><//>`;
@@ -174,7 +175,10 @@ export function Finished({ query }) {
  * @param {Pick<Api.FinishedRequests, "kept_max" | "since">} kept
  */
 export function leadOf({ kept_max, since }) {
-  if (kept_max === 0) return "This gateway keeps none (logs.finished_requests_max = 0).";
-  const kept = `The last ${number(kept_max)} since ${when(since)}, when this process of the gateway began.`;
-  return `${kept} The access log has earlier requests.`;
+  if (kept_max === 0) return t("This gateway keeps none (logs.finished_requests_max = 0).");
+  const kept = t("The last {count} since {since}, when this process of the gateway began.", {
+    count: number(kept_max),
+    since: when(since),
+  });
+  return `${kept} ${t("The access log has earlier requests.")}`;
 }

@@ -1,5 +1,7 @@
 // The phases of a finished request, in their order and in proportion.
 
+import { t } from "../../texts.js";
+
 /**
  * A part of a request's time: `begun` and `seconds` are seconds since the request's beginning.
  *
@@ -8,11 +10,11 @@
 
 /** @type {[keyof Api.FinishedRequest["phases"], string][]} */
 const PHASES = [
-  ["queued_s", "Queue"],
-  ["overhead_s", "Gateway"],
-  ["head_s", "Until the head"],
-  ["first_s", "Until the first token"],
-  ["body_s", "Until the end"],
+  ["queued_s", t("Queue")],
+  ["overhead_s", t("Gateway")],
+  ["head_s", t("Until the head")],
+  ["first_s", t("Until the first token")],
+  ["body_s", t("Until the end")],
 ];
 /** Shorter rests are differences between clocks. */
 const REST_S = 1e-4;
@@ -38,7 +40,7 @@ export function partsOf(request) {
   }
   const rest = request.duration_s - begun;
   if (phases.body_s === null && rest > REST_S) {
-    const title = phases.overhead_s === null ? "In the gateway" : "Without an answer";
+    const title = phases.overhead_s === null ? t("In the gateway") : t("Without an answer");
     parts.push({ name: "rest", title, begun, seconds: rest });
   }
   return parts;

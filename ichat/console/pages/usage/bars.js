@@ -1,13 +1,14 @@
 // Tokens over time as bars, a part for each key.
 
+import { t } from "../../texts.js";
 import { html, number } from "../../ui.js";
 
 /** @typedef {{ at: number, title: string, parts: { key: string, tokens: number }[], tokens: number }} Bar */
 
 /** The colours of the keys with most tokens; all other keys share the last colour. */
 const COLORS = ["chart-1", "chart-2", "chart-3", "chart-4", "chart-5"];
-const OTHERS = "others";
-const NO_KEY = "no key";
+const OTHERS = t("others");
+const NO_KEY = t("no key");
 
 /**
  * Return the bars of rows in the order of time, with the keys of most tokens first: [bars, keys].
@@ -47,7 +48,7 @@ export function Bars({ title, bars, keys }) {
   const most = Math.max(1, ...bars.map((bar) => bar.tokens));
   const colorOf = (/** @type {string} */ key) => COLORS[keys.indexOf(key) % COLORS.length];
   const wordsOf = (/** @type {Bar} */ bar) =>
-    `${bar.title}: ${bar.tokens ? bar.parts.map((part) => `${part.key} ${short(part.tokens)}`).join(", ") : "nothing"}`;
+    `${bar.title}: ${bar.tokens ? bar.parts.map((part) => `${part.key} ${short(part.tokens)}`).join(", ") : t("nothing")}`;
   const step = Math.ceil(bars.length / 12);
   return html`<figure class="card bars" aria-label=${title}>
     <figcaption><span class="chart-title">${title}</span><span class="chart-values">${keys.map(

@@ -1,5 +1,7 @@
 // How a worker of another machine joins: the settings that the gateway needs for that, and the command. Pure functions.
 
+import { t } from "../../texts.js";
+
 /** @import { Machine } from "../../store.js" */
 
 /**
@@ -29,8 +31,8 @@ export function joinSettings({ server_settings: server, security }) {
   if (isLocal && !hasToken) lines.push("");
   if (!hasToken) lines.push("[security]", 'join_token_env = "ICHAT_JOIN_TOKEN"');
   const why = isLocal
-    ? `This gateway listens on ${server.host}: no other machine reaches it.`
-    : "This gateway has no token by which it knows workers of other machines.";
+    ? t("This gateway listens on {host}: no other machine reaches it.", { host: server.host })
+    : t("This gateway has no token by which it knows workers of other machines.");
   return { why, toml: lines.join("\n") };
 }
 
