@@ -78,3 +78,10 @@ export const tParts = (text, holes) =>
  * @param {Record<string, unknown>} holes
  */
 export const tPlural = (value, one, many, holes) => t(value === 1 && language === "en" ? one : many, holes);
+
+/**
+ * Return sentences as a text; empty sentences are left out. Chinese has no space between sentences.
+ *
+ * @param {(string | false | null | undefined)[]} parts
+ */
+export const sentences = (...parts) => parts.filter(Boolean).join(language === "zh" ? "" : " ");

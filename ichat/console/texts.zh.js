@@ -114,6 +114,7 @@ export default {
   Client: "客户端",
   "Every name that fits {model} is answered: write it in place of NAME.":
     "所有匹配 {model} 的名称都可以使用：请把 NAME 换成具体名称。",
+  "{where}:": "{where}：",
   "On another machine, write this machine's name in the address.": "在其他机器上，请把地址中的主机名换成本机的名称。",
   "Clients need no key here: any text is accepted.": "这里的客户端不需要密钥：填写任意文本即可。",
   "The key is in the texts above. It is shown only here: copy it now.":
@@ -223,7 +224,7 @@ export default {
   "3, or a range such as 1-4: the load decides. Empty: a single worker.":
     "填写 3，或 1-4 这样的范围（由负载决定）。留空：一个 Worker。",
   "Number of GPUs": "GPU 数量",
-  "2, a share such as 0.5, or auto: the gateway chooses them.": "填写 2、0.5 这样的份额，或 auto：由网关选择 GPU。",
+  "2, a share such as 0.5, or auto: the gateway chooses them.": "填写 2，或 0.5 这样的份额，或 auto：由网关选择 GPU。",
   "as below": "见下方",
   Advanced: "高级设置",
   Port: "端口",
@@ -333,7 +334,7 @@ export default {
   "{count} GPUs": "{count} 块 GPU",
   ". ": "。",
   "A machine is here while a worker on it sends heartbeats, the gateway runs on it, or it is a node of Ray.":
-    "运行网关的机器、有 Worker 发送心跳的机器，以及 Ray 的节点会显示在这里。",
+    "列出运行网关的机器、有 Worker 发送心跳的机器，以及 Ray 的节点。",
   "No machine has reported yet": "还没有机器上报",
   "no relay was left": "没有剩余的转发进程",
   "requests waited {seconds}": "请求等待了 {seconds}",
@@ -358,6 +359,7 @@ export default {
   CPU: "CPU",
   "CPU in use": "CPU 使用率",
   "Memory in use": "内存使用率",
+  "{used} of {total}": "{used} / {total}",
   "Nothing is known of GPUs here: there is no NVIDIA driver, or it does not answer.":
     "GPU 情况未知：没有 NVIDIA 驱动，或驱动没有响应。",
   "{free} of {total} free": "空闲 {free}，共 {total}",
@@ -367,7 +369,6 @@ export default {
   "does not answer": "无响应",
   "{used} of {total} in use": "已用 {used}，共 {total}",
   "others: {size}": "其他：{size}",
-  "{used} of {total}": "{used} / {total}",
   others: "其他",
   "What clients can ask for, and what answers.": "客户端可以请求的名称，以及提供服务的模型。",
   "Find models": "查找模型",
@@ -661,7 +662,6 @@ export default {
   "Other members of the request, as JSON, such as {example}.": "请求的其他字段，JSON 格式，例如 {example}。",
   "The answer is none that is known.": "无法识别的回答。",
   "How it was answered": "回答情况",
-  By: "由谁回答",
   Took: "用时",
   "The same with curl": "用 curl 发送同样的请求",
   Texts: "文本",
@@ -830,6 +830,7 @@ export default {
   "Tokens by day and key": "每日各密钥的 Token 数",
   "Tokens by month and key": "每月各密钥的 Token 数",
   When: "时间",
+  By: "分组",
   "{from}Z to {to}Z": "{from}Z 至 {to}Z",
   "Save as CSV": "保存为 CSV",
   "Requests and tokens of each key, model and worker. Days and months are those of UTC.":

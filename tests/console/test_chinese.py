@@ -9,7 +9,7 @@ from support.console_state import PAGES, busy_cluster, busy_requests, finished
 NAMES = (
     "Worker", "Token", "Claude Code", "Codex", "Continue", "Open WebUI", "OpenAI SDK", "OpenAI", "SGLang", "vLLM",
     "Python", "UTC", "NVIDIA", "Ray", "ichat.toml", "Shift", "Enter", "Esc", "JSON", "CSV", "CUDA", "NAME",
-    "unix", "top_p", "top_k", "max_tokens", "curl", "iChat", "pip install openai", "localhost", "auto", "external", "GPU", "CPU", "API",
+    "unix", "top_p", "top_k", "max_tokens", "curl", "iChat", "pip install openai", "localhost", "auto", "external", "GPU", "CPU", "API", "KV", "ID",
 )  # fmt: skip
 """Names and abbreviations that Chinese texts have, too."""
 GIVEN = (
@@ -59,14 +59,21 @@ def english_in(texts, known):
     found = []
     for text in texts:
         rest = gone.sub(" ", re.sub(r"\S*[/_~=@.]\S*|https?:\S+", " ", gone.sub(" ", text)))
-        if re.search(r"[A-Za-z]{3,}", rest):
+        if re.search(r"[A-Za-z]{2,}", rest):
             found.append(text)
     return found
 
 
 def test_no_page_has_english_words(open_page, page, tmp_path):
     """Besides names, units, code, and the gateway's own sentences."""
-    page.context.watched.allowed.append("/v1/admin/route")  # the gateway does not have the models of the events
+    answer = {
+        "model": "embed", "policy": "prefix_aware", "rule": "spill", "chosen": "embed-0", "waiting": 2, "reason": "",
+        "alias": None, "plan": [{"model": "embed", "share": 0.5, "place": None, "worker": None, "reason": None}],
+        "candidates": [
+            {"worker_id": "embed-0", "in_flight": 1, "in_flight_max": 8, "chosen": True, "overloaded": True, "why_not": None}
+        ],
+    }  # fmt: skip
+    page.route("**/v1/admin/route", lambda route: route.fulfill(json=answer))
     known = words_in([busy_cluster(), busy_requests(), finished(1), finished(2, status=502, error="upstream_failed")])
     found = []
 
@@ -129,3 +136,11 @@ def test_a_console_without_the_file_of_texts_is_english(make_site, page):
     page.route("**/texts.zh.js", lambda route: route.abort())
     make_site().open(page)
     expect(page.locator("main h1")).to_have_text("Welcome")
+
+
+def test_a_missing_file_is_said_in_chinese(make_site, page):
+    """The message is there although the texts are not."""
+    page.context.watched.allowed += ["app.js", "ERR_"]
+    page.route("**/app.js", lambda route: route.abort())
+    page.goto(make_site().url)
+    expect(page.locator("#app")).to_contain_text("控制台的一个文件无法加载")

@@ -64,7 +64,7 @@ export function Connect({ model, onClose }) {
       ${t("Every name that fits {model} is answered: write it in place of NAME.", { model })}
     </p>`
     }
-    <p class="hint">${recipe.where}:</p>
+    <p class="hint">${t("{where}:", { where: recipe.where })}</p>
     <div data-recipe=${recipe.name}><${Code} text=${recipe.text} /></div>
     ${recipe.notes.map((note) => html`<p key=${note} class="hint">${note}</p>`)}
     ${isLocal(BASE) && html`<p class="hint">${t("On another machine, write this machine's name in the address.")}</p>`}

@@ -111,7 +111,7 @@ function Machine({ machine }) {
     <div class="machine">
       <div class="machine-use"><span>${t("CPU")}</span><${Meter} value=${machine.cpu_use} label=${t("CPU in use")} /></div>
       <div class="machine-use"><span>${t("Memory")}</span><${Meter} value=${used === null ? null : used / (total ?? used)}
-        label=${t("Memory in use")} text=${`${bytes(used)} of ${bytes(total)}`} /></div>
+        label=${t("Memory in use")} text=${t("{used} of {total}", { used: bytes(used), total: bytes(total) })} /></div>
       <div class="machine-use"><span>${t("Workers")}</span><span class="badges">${here.map(
         (one) => html`<a
         key=${one.worker_id} href=${hrefOf("workers", [one.worker_id])}>${one.worker_id}</a>`,

@@ -1,7 +1,7 @@
 // The present problems, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
-import { t } from "../texts.js";
+import { sentences, t } from "../texts.js";
 import { inWords } from "../ui/api_words.js";
 import { count, duration, left, passed, percent, timeOfDay } from "../ui/format.js";
 import { comingOf, isLoading, isReturning, isWords, loadWords, reasonOf } from "./states.js";
@@ -136,20 +136,21 @@ function ofModel(model, workers) {
   const id = `model ${model.id}`;
   const coming = model.workers === 0 ? comingOf(workers, model.id) : undefined;
   const waits = model.queued ? count(model.queued, "{count} request waits", "{count} requests wait") : "";
-  const forIt = waits && ` ${t("{waits} for it.", { waits })}`;
+  const forIt = waits && t("{waits} for it.", { waits });
   if (coming && isLoading(coming)) {
     const page = hrefOf("workers", [coming.worker_id]);
     const words = loadWords(coming);
-    const text = `${words[0].toUpperCase()}${words.slice(1)}${t(".")}${forIt}`;
+    const text = sentences(`${words[0].toUpperCase()}${words.slice(1)}${t(".")}`, forIt);
     return [{ id, tone: "busy", title: t("{id} is loading", { id: model.id }), text, href: page }];
   }
   if (coming && isReturning(coming)) {
     const page = hrefOf("workers", [coming.worker_id]);
-    const text = `${t("{id} is {state}, and is started again.", { id: coming.worker_id, state: inWords(coming.state) })}${forIt}`;
+    const holes = { id: coming.worker_id, state: inWords(coming.state) };
+    const text = sentences(t("{id} is {state}, and is started again.", holes), forIt);
     return [{ id, tone: "busy", title: t("{id} is being restarted", { id: model.id }), text, href: page }];
   }
   if (model.workers === 0 && model.loaded === null && !coming) {
-    const text = waits ? forIt.trim() : t("No worker and no route serves it now.");
+    const text = waits ? forIt : t("No worker and no route serves it now.");
     return [{ id, tone: "bad", title: t("{id} has no replicas", { id: model.id }), text, href }];
   }
   if (model.waiting_s !== null && model.waiting_s >= WAITS_S) {

@@ -3,7 +3,7 @@
 import { api } from "../api.js";
 import { hrefOf } from "../router.js";
 import { useRequests, useStore } from "../store.js";
-import { t } from "../texts.js";
+import { sentences, t } from "../texts.js";
 import {
   Badge,
   Button,
@@ -179,10 +179,9 @@ function Lists({ params }) {
     ? t("No request is like that.")
     : html`<${Empty} icon="requests" title=${t("No request is in flight")}>
     <p>${t("They appear here while the gateway works on them.")}</p><//>`;
-  const more =
-    inFlight && inFlight.total > all.length ? ` ${t("The {count} oldest are shown.", { count: all.length })}` : "";
+  const more = inFlight && inFlight.total > all.length && t("The {count} oldest are shown.", { count: all.length });
   const lead = inFlight
-    ? `${count(inFlight.total, "{count} request now.", "{count} requests now.")}${more}`
+    ? sentences(count(inFlight.total, "{count} request now.", "{count} requests now."), more)
     : t("Asking…");
   return html`<${Page} title=${t("Requests in flight")} lead=${lead} actions=${html`<input type="search"
       aria-label=${t("Find requests")} placeholder=${t("Find ( / )")} value=${text}

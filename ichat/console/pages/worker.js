@@ -167,7 +167,7 @@ function Now({ worker, query }) {
   const facts = [
     [t("Engine"), worker.backend && `${worker.backend} ${worker.versions?.[worker.backend] ?? ""}`],
     [t("Machine"), worker.machine],
-    ["GPUs", worker.gpu_ids?.join(", ")],
+    [t("GPUs"), worker.gpu_ids?.join(", ")],
     [t("Address"), worker.port ? `${worker.host}:${worker.port}` : worker.unix_socket && t("a unix socket")],
     [t("Process"), worker.pid || null],
     [t("Model"), worker.model_path && html`<code>${worker.model_path}</code>`],

@@ -18,7 +18,7 @@ export const KINDS = ["key", "name", "model", "worker", "gpu"];
 /** Which columns stay where there is no room for all, the most important first. @type {Kind[]} */
 const BY_WORTH = ["model", "worker", "name", "gpu", "key"];
 /** @type {Record<Kind, string>} */
-export const TITLES = { key: t("Keys"), name: t("Names"), model: t("Models"), worker: t("Workers"), gpu: "GPUs" };
+export const TITLES = { key: t("Keys"), name: t("Names"), model: t("Models"), worker: t("Workers"), gpu: t("GPUs") };
 /**
  * `cells`: the members of a group, by their tones, or a machine's GPUs by how busy they are (`use-0` to `use-4`).
  * `words`: the title for a screen reader, if that needs more words; `ended`: requests a second.

@@ -1,6 +1,6 @@
 // The scoreboard of two answers: their speed side by side, live, and as a picture to pass on.
 
-import { t } from "../../texts.js";
+import { sentences, t } from "../../texts.js";
 import { Button, Card, colorOf, html, toast, useTick } from "../../ui.js";
 import { roundsOf, scoreOf, winnerOf } from "./score.js";
 
@@ -98,7 +98,7 @@ export function Scoreboard({ sides }) {
   const winner = winnerOf(replies, now);
   const won = (/** @type {number} */ who) => rounds.filter((one) => winnerOf(one.replies, now) === who).length;
   const sums = rounds.length > 1 ? t("Messages won: {left} to {right}.", { left: won(-1), right: won(1) }) : "";
-  const lead = winner ? `${t("{model} wins.", { model: models[winner > 0 ? 1 : 0] })} ${sums}` : sums;
+  const lead = sentences(winner !== 0 && t("{model} wins.", { model: models[winner > 0 ? 1 : 0] }), sums);
   const side = (/** @type {Line} */ line, /** @type {0 | 1} */ at) => {
     const isWinner = line.winner === (at ? 1 : -1);
     return html`<span role="cell" class=${`score-side ${at ? "right-side" : ""} ${isWinner ? "won" : ""}`}>

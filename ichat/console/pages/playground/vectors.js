@@ -120,7 +120,7 @@ function Asked({ found, more = [] }) {
       ? told.worker
       : html`<a href=${hrefOf("workers", [told.worker])}>${told.worker}</a>`);
   return html`<${Card} title=${t("How it was answered")}><${Facts} facts=${[
-    [t("By"), worker],
+    [t("Worker or route"), worker],
     [t("Took"), duration(took)],
     [t("Tokens"), answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)],
     ...more,

@@ -2,7 +2,7 @@
 
 import { api } from "../../api.js";
 import { go, hrefOf } from "../../router.js";
-import { t } from "../../texts.js";
+import { sentences, t } from "../../texts.js";
 import {
   Badge,
   Button,
@@ -180,5 +180,5 @@ export function leadOf({ kept_max, since }) {
     count: number(kept_max),
     since: when(since),
   });
-  return `${kept} ${t("The access log has earlier requests.")}`;
+  return sentences(kept, t("The access log has earlier requests."));
 }

@@ -1,7 +1,7 @@
 // The page of a request: its timeline, and everything that is known about it.
 
 import { hrefOf } from "../../router.js";
-import { t } from "../../texts.js";
+import { sentences, t } from "../../texts.js";
 import {
   Badge,
   bytes,
@@ -53,7 +53,10 @@ function Timeline({ request }) {
   const { head_s, first_s } = request.phases;
   const prefill = (first_s ?? 0) >= (head_s ?? 0) ? "first_s" : "head_s";
   const took = t("{took} in all.", { took: duration(total) });
-  const lead = cached ? `${took} ${t("Hatched: the part of the prompt that the engine had in its cache.")}` : took;
+  const lead = sentences(
+    took,
+    Boolean(cached) && t("Hatched: the part of the prompt that the engine had in its cache."),
+  );
   return html`<${Card} title=${t("Timeline")} lead=${lead} flush>
     <div class="timeline" aria-hidden="true">${rows
       .filter((row) => row.seconds > 0)
