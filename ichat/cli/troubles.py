@@ -61,7 +61,7 @@ def _not_served(models: Iterable[Json], workers: Sequence[Json]) -> Iterator[str
     expected = {name for one in workers if one.get("state") in _EXPECTED for name in names_of(one)}
     for model in models:
         if model.get("workers") == 0 and model.get("loaded") is None and model.get("id") not in expected:
-            yield one_line(f"model {model.get('id')} is not served: no worker and no route can take a request for it")
+            yield one_line(f"model {model.get('id')} has no replicas: no worker and no route can take a request for it")
 
 
 def _some(sentences: Sequence[str]) -> Sequence[str]:

@@ -31,7 +31,7 @@ def test_the_file_is_first_then_workers_then_models():
     assert file.startswith("/i.toml is refused since 2001-09-")
     assert file.endswith(" is in force: server_settings.portt: unknown key; did you mean port?")
     assert of_worker == "worker m-0 is failed: ended with exit code 64: unknown flag"
-    assert of_model == "model m is not served: no worker and no route can take a request for it"
+    assert of_model == "model m has no replicas: no worker and no route can take a request for it"
 
 
 def test_a_cause_belongs_to_the_end_that_it_explains():
