@@ -97,7 +97,7 @@ class RayLauncher:
 
         If Ray does not answer, every launch counts that has an order.
         """
-        ours = [one for one in self.orders.orders.by_launch.values() if one.is_managed and not one.ended]
+        ours = self.orders.orders.of_managed()
         if not (started or ours):
             return {}
         await self._know_owner()

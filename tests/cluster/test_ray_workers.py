@@ -103,7 +103,7 @@ def tagged(site):
 
 
 def test_copies_serve_and_are_gone_with_their_gateway(site):
-    """Both answer; after the gateway's ordered end no job runs, and no process of a worker is left."""
+    """Both answer; a gateway that ends waits for their guards, and no process of a worker is left."""
     site.begin("gpus = 1\nreplicas = 2")
     site.until_ready("m-0", "m-1")
     assert site.answers()
@@ -111,7 +111,9 @@ def test_copies_serve_and_are_gone_with_their_gateway(site):
     site.program.until(lambda: any("listens on" in line for line in lines_of(site.program, "m-0")))
     assert site.worker()["on"] == "ray"
     assert site.program.stop() == 0
-    assert site.living() == []
+    ended = json.loads((site.directory() / "orders.json").read_text())["orders"]
+    assert [one["ended"] for one in ended] == ["ended with exit code 0"] * 2, "guards have not reported"
+    site.program.until(lambda: site.living() == [])  # Ray hears of it when the guards have ended, too
     assert not tagged(site)
 
 
