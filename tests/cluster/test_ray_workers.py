@@ -215,3 +215,22 @@ def test_a_code_is_dead_after_its_launch(site):
     assert site.program.ask_by("DELETE", f"/v1/admin/workers/{ready}", None, START_S)[0] == 200
     site.program.until(lambda: site.jobs()[job]["status"] not in ("PENDING", "RUNNING"), START_S)
     assert len(site.living()) == 1
+
+
+def test_models_on_demand_make_room_for_each_other(site):
+    """With room for two of three, the model that is idle longest goes for the third, and its job ends by itself."""
+    table = """[[managed_workers]]
+model_name = "{}"
+model_path = "/m"
+backend = "fake"
+on = "ray"
+gpus = 4
+replicas = {{ min = 0, max = 1 }}
+min_loaded_s = 0
+"""
+    site.begin("gpus = 4\nreplicas = { min = 0, max = 1 }\n" + "".join(map(table.format, ("n", "o"))))
+    for model in "mno":
+        assert site.program.ask("/v1/chat/completions", {"model": model}, START_S)[0] == 200
+    assert [site.program.state(f"{model}-0") for model in "mno"] == ["cold", "ready", "ready"]
+    site.program.until(lambda: len(site.living()) == 2)
+    assert {job["status"] for name, job in site.jobs().items() if "-m-0-" in name} == {"SUCCEEDED"}
