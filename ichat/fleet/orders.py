@@ -104,6 +104,10 @@ class Orders:
         found = (one for one in self.by_launch.values() if one.worker_id == worker_id and not one.ended)
         return next(found, None)
 
+    def of_managed(self) -> list[RemoteOrder]:
+        """Return the orders of managed workers that have not ended."""
+        return [one for one in self.by_launch.values() if one.is_managed and not one.ended]
+
     def is_full(self, now: float) -> bool:
         """Return whether there can be no further order; overdue orders do not count."""
         live = sum(not one.ended and not one.is_overdue(now) for one in self.by_launch.values())

@@ -31,7 +31,7 @@ State = (
 """
 HEALTHY: frozenset[State] = frozenset(("ready", "following", "cold", "asleep"))
 """The states in which a worker gets requests, works for the worker of its group that does, or waits to be wanted."""
-LOADABLE: frozenset[State] = frozenset(("cold", "asleep", "waking", "starting", "loading", "draining"))
+LOADABLE: frozenset[State] = frozenset(("cold", "pending", "asleep", "waking", "starting", "loading", "draining"))
 """The states of workers loaded on demand that will be ready once a request has waited for them."""
 COMING: frozenset[State] = frozenset(("starting", "loading", "waking"))
 """The states of workers that are on their way, whether their models are wanted or not."""
@@ -329,6 +329,8 @@ class WorkerRecord:
         """Return the activity of a worker in this state that is waited for, in a few words."""
         if state == "cold":
             return "about to start"
+        if state == "pending":
+            return "waiting for GPUs"
         if state not in COMING and state != "asleep":
             return "about to start again"
         return self.phase or state

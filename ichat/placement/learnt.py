@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from ichat.listeners import Listeners
 from ichat.placement.settings import PIPELINE, SHARE, TENSOR, Arguments, number_of
 from ichat.protocol.engine_memory import EngineMemory
 
@@ -109,6 +110,10 @@ class LearntMemories:
 
     def __init__(self) -> None:
         self._known: dict[tuple[LearntKey, str], LearntMemory] = {}
+        self.number = 0
+        """How often a figure was added or replaced."""
+        self.changed: Listeners[[]] = Listeners()
+        """Called when a figure was added or replaced."""
 
     def __repr__(self) -> str:
         return f"<LearntMemories of {len(self._known)} loads>"
@@ -123,6 +128,8 @@ class LearntMemories:
         self._known[found.key, found.version] = found
         while len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
+        self.number += 1
+        self.changed()
 
     def find(self, key: LearntKey, version: str | None = None, cache_flags: str | None = None) -> LearntMemory | None:
         """Return the figures of these circumstances; None: there are none.

@@ -15,7 +15,7 @@ from ichat.security.cors import Cors
 
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
-_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH, ORDER_PATH, END_PATH}
+WORKER_ROUTES = HEARTBEAT_PATHS | {PREFIXES_PATH, ORDER_PATH, END_PATH}
 """Routes of workers, which are answered here."""
 _RESPONSES = b"/v1/responses/"
 _CONTROL_EXACT = frozenset((
@@ -39,7 +39,7 @@ def kind_of(request: Request, cors: Cors | None) -> RequestKind:
         return "model"
     if cors is not None and cors.is_preflight(request.method, path, request.headers):
         return "preflight"
-    if is_post and path in _JOINS:
+    if is_post and path in WORKER_ROUTES:
         return "worker"
     if is_control(path):
         return "control"

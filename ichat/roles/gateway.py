@@ -47,6 +47,7 @@ from ichat.relays.values import TrioClock
 from ichat.roles.gateway_after_takeover import end_connections, serve_old_process
 from ichat.roles.gateway_components import Components, Control, begin_desks, build, secure_parts
 from ichat.roles.gateway_start import announce, announce_emptiness, listen
+from ichat.roles.gateway_stop import drain
 from ichat.roles.gateway_takeover import GatewayGiver, HandedGateway, ask, handed_by
 from ichat.security.auth import Auth
 from ichat.security.key_file import load_keys
@@ -317,18 +318,12 @@ async def _serve_until_told(running: _Running, task_status: trio.TaskStatus[int]
                     return  # noqa: ASYNC121 both nurseries are cancelled
                 timeouts = components.reloader.config.timeouts
                 running.notifier.stopping(timeouts.drain_s + timeouts.stop_s + END_S)
-                log.info("stop signal: draining; a second signal stops at once")
-                components.data.context.balancer.close()
-                doors.start_soon(_hurry_when_told, signals, components)
-                if relays is not None:
-                    close_all(listeners)
-                    await relays.drain()
-                await door.drain()
-                components.data.context.shadows.stop()
-                supervisor.stop()
+                door_for_workers = await drain(components, listeners, signals, doors)
             components.control.log_store.close_streams()
             components.events.close()
             await door.wait_until_left(LOG_END_S)
+            if door_for_workers is not None:
+                await door_for_workers.drain()
             if relays is not None:
                 await relays.end()
             doors.cancel_scope.cancel()
@@ -345,15 +340,6 @@ async def _restore_windows(control: Control, relays: Relays | None) -> None:
 
 def _clock() -> TrioClock:
     return TrioClock.read(trio.current_time(), time.monotonic_ns())
-
-
-async def _hurry_when_told(signals: AsyncIterator[int], components: Components) -> None:
-    await anext(signals)
-    log.info("second signal: stopping now without waiting for requests")
-    if components.data.relays is not None:
-        components.data.relays.hurry()
-    components.data.door.hurry()
-    components.control.supervisor.hurry()
 
 
 async def _prune_forever(directory: str, reloader: Reloader) -> None:

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from ichat.config.engine_args import has_share
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.listeners import wait_any
 from ichat.placement.place import Held, NoPlace, Placement, Wish, place, places
 from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.claims import Claims, claims_of, do_share_gpu
@@ -131,8 +132,9 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
         gpus, until = await context.launcher.placeable(context.config, spec), trio.current_time() + REREAD_S
         while trio.current_time() < until:
             await context.gate.wait_open()
-            if (seen := (gpus, books.beside(worker))) != tried:
-                tried, found = seen, place(wish, *seen)
+            held = books.beside(worker)
+            if (seen := (gpus, held, context.learnt.number)) != tried:
+                tried, found = seen, place(wish, gpus, held)
                 if isinstance(found, Placement):
                     book(worker, wish, found, gpus, context)
                     return await _begin_share(worker, books, wish, found, context) if has_share(spec) else ""
@@ -140,7 +142,7 @@ async def find_place(worker: BookedWorker, books: Books, context: SupervisorCont
                     return found.sentence
                 context.managed.lack(worker.record, found.sentence)
             with trio.move_on_at(until):
-                await context.table.changed.wait()
+                await wait_any(context.table.changed.wait, context.learnt.changed.wait)
 
 
 async def _wish_of(spec: ManagedWorkerConfig, context: SupervisorContext) -> Wish:

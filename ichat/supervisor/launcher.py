@@ -62,6 +62,11 @@ class LaunchedProcess(Protocol):
         """Why no process runs yet, in a sentence; empty: it runs, or has ended."""
         ...
 
+    @property
+    def node_id(self) -> str:
+        """The node of its cluster that runs it; empty: none does yet, or it is a process of this machine."""
+        ...
+
     async def wait_change(self) -> None:
         """Wait for the next change of `waits_for`."""
         ...
@@ -121,6 +126,13 @@ class RemoteLauncher(Protocol):
         """Return the launches of these workers that have not ended, by the workers' ids. Launches of others are ended.
 
         A launch counts as not ended if nothing is known of it.
+        """
+        ...
+
+    def lacking(self, spec: ManagedWorkerConfig) -> Mapping[str, float]:
+        """Return how many GPUs each node has too few for such a worker, by the ids of the nodes that are large enough.
+
+        Empty if that is not known.
         """
         ...
 

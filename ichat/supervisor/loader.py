@@ -28,6 +28,7 @@ from ichat.supervisor.books import PossiblePlaces, is_placed_here
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.copies import Copies, is_scaled
 from ichat.supervisor.managed_worker import ManagedWorker
+from ichat.supervisor.remote_rooms import RemoteRooms
 from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
 from ichat.supervisor.watched_worker import WatchedWorker
 
@@ -67,6 +68,7 @@ class Loader:
         """Whether requests wait for a model, by the newest decision."""
         self._has_gpus = has_nvidia()
         self._places = PossiblePlaces(workers, context)
+        self._remote = RemoteRooms(workers, context.clusters)
 
     def __repr__(self) -> str:
         return f"<Loader {[watched.worker for watched in self._watched.values()]}>"
@@ -131,7 +133,7 @@ class Loader:
                 self._expect(watched, "start", max(now, watched.worker.life.may_start_at))
         reports = (one.report_until() for one in self._watched.values())
         reports_until = math.nextafter(min((at for at in reports if at >= now), default=math.inf), math.inf)
-        return min(decision.look_at, reports_until)
+        return min(decision.look_at, reports_until, self._remote.look_at)
 
     def _sets(self) -> list[SwapSet]:
         return [SwapSet(frozenset(one.members), one.loaded_max) for one in self._context.config.swap_sets]
@@ -159,10 +161,14 @@ class Loader:
             one for one in self._workers.values() if one.is_on_demand and (one.has_process or not one.is_leaving)
         ]
         scaled = self._scaled() if on_demand else {}
-        movable = [worker_id for worker_id, may_go in scaled.items() if may_go]
+        movable, waits = [worker_id for worker_id, may_go in scaled.items() if may_go], self._remote.waits(now)
         seen = [
             one.candidate(
-                now, self._places.of(one.worker, movable), has_gpus=self._has_gpus, is_spare=one.worker.id in scaled
+                now,
+                self._places.of(one.worker, movable),
+                waits.get(one.worker.id),
+                has_gpus=self._has_gpus,
+                is_spare=one.worker.id in scaled,
             )
             for one in self._watch([*on_demand, *map(self._workers.__getitem__, scaled)], now)
         ]

@@ -94,6 +94,7 @@ class RayLaunch:
         self.reported_end: WorkerEnd | None = None
         self.returncode: int | None = None
         self.had_no_place = False
+        self.node_id = ""
         self._order = order
         self._cluster = cluster
         self._remote = remote
@@ -201,7 +202,7 @@ class RayLaunch:
                 cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
                 await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))
             return
-        self._is_taken = True
+        self._is_taken, self.node_id = True, job.node_id
         if job.is_over:
             await self._finish(await self._end_by(job))
         elif job.status == "RUNNING":

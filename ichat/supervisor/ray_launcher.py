@@ -32,6 +32,7 @@ from ichat.supervisor.ray_jobs import (
     address_for,
     entrypoint_of,
     is_own_address,
+    lacking_on,
     place_on,
     submission_of,
     why_pending,
@@ -97,7 +98,7 @@ class RayLauncher:
 
         If Ray does not answer, every launch counts that has an order.
         """
-        ours = [one for one in self.orders.orders.by_launch.values() if one.is_managed and not one.ended]
+        ours = self.orders.orders.of_managed()
         if not (started or ours):
             return {}
         await self._know_owner()
@@ -168,6 +169,16 @@ class RayLauncher:
         """Return why a pending job has no place, in a sentence. Raises RayUnknown, RayRefused."""
         reading = await self._read()
         return why_pending(spec, job, reading.nodes, reading.room)
+
+    def lacking(self, spec: ManagedWorkerConfig) -> Mapping[str, float]:
+        """Return how many GPUs each node has too few for such a worker, by the ids of the nodes that are large enough.
+
+        Empty if no launch has read that of late.
+        """
+        reading = self._reading
+        if reading is None or trio.current_time() - reading.at > 2 * READ_AGAIN_S:
+            return {}
+        return lacking_on(spec, reading.nodes, reading.room)
 
     async def tidy(self, worker_id: str, job_id: str) -> None:
         """Note the end of a launch, and have Ray forget earlier launches of this worker."""

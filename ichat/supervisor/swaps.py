@@ -21,6 +21,7 @@ from attrs import evolve, frozen
 
 from ichat.preflight.claims import Claims, do_share_gpu, do_share_port, fit, overfull_gpus
 from ichat.routing.queue import Demand
+from ichat.supervisor.remote_wait import RemoteRoom, RemoteWait
 
 PAUSE_S = 1.0
 """A worker that has just answered keeps its room for this time: its clients often return at once."""
@@ -56,6 +57,8 @@ class SwapCandidate:
     """`stop` as well where its engine cannot sleep."""
     may_start_at: float = -math.inf
     """When it may be loaded again after a failure; `inf`: not before an operator asks for it."""
+    remote: RemoteWait | None = None
+    """Its wait for GPUs on a cluster; None: it has none."""
     is_spare: bool = False
     """Whether it is a copy above the fewest of its model, not loaded on demand: it may only end, for good."""
 
@@ -117,6 +120,7 @@ def decide(
     turns = _Turns(now, workers, demand, sets)
     for model in turns.wanted():
         turns.serve(model)
+    turns.free_elsewhere()
     turns.resume_others()
     turns.unload_idle()
     return Decision(turns.actions, turns.look_at)
@@ -190,6 +194,42 @@ class _Turns:
             place = plan.worker.claims if plan.worker.places else None
             self.actions.append(SwapAction(kind, plan.worker.worker_id, "request", place))
         return plan
+
+    def free_elsewhere(self) -> None:
+        """Evict workers on clusters for workers that wait there and are wanted, the oldest waiter first.
+
+        The cluster decides whether that was enough: while a worker still waits, others may go later.
+        """
+        waiting = [one for one in self.workers if one.remote is not None and self._since(one.model) < math.inf]
+        for worker in sorted(waiting, key=lambda one: self._since(one.model)):
+            self._free_for(worker, worker.remote)
+
+    def _free_for(self, worker: SwapCandidate, wait: RemoteWait | None) -> None:
+        rooms = () if wait is None else wait.rooms
+        plans = [plan for room in rooms if (plan := self._plan_at(worker, room)) is not None]
+        best = min(plans, key=self._effort, default=None)
+        if wait is None or best is None:
+            return
+        begins_at = max(wait.evict_at, best.at)
+        if begins_at > self.now:
+            self._again_at(begins_at)
+        for one in best.evicts:
+            if begins_at <= self.now:
+                self._evict(one, is_end=True)
+            elif one.phase == "draining":
+                self.leaving.add(one.worker_id)
+
+    def _plan_at(self, worker: SwapCandidate, room: RemoteRoom) -> LoadPlan | None:
+        """Return which workers would go from a node, those that cost least; None if all together are too few."""
+        since, missing, evicts = self._since(worker.model), room.lacks, list[SwapCandidate]()
+        holders, _ = self._apart([one for one in self.workers if one.worker_id in room.holders])
+        for one in sorted(holders, key=lambda one: self._cost(one, since)):
+            if missing > 0:
+                evicts.append(one)
+                missing -= room.holders[one.worker_id]
+        if missing > 0:
+            return None
+        return LoadPlan(worker, evicts, frozenset(), [], max(self._may_go_at(one, since) for one in evicts))
 
     def resume_others(self) -> None:
         """Reverse the drains that are not needed any more."""

@@ -9,7 +9,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.preflight.claims import Claims, claims_of
 from ichat.routing.endpoint import REPORT_S, Endpoint
 from ichat.supervisor.managed_worker import ManagedWorker
-from ichat.supervisor.swaps import SwapCandidate
+from ichat.supervisor.swaps import RemoteWait, SwapCandidate
 
 
 class WatchedWorker:
@@ -85,11 +85,18 @@ class WatchedWorker:
         return self._claimed[1]
 
     def candidate(
-        self, now: float, places: Sequence[Claims] = (), *, has_gpus: bool, is_spare: bool = False
+        self,
+        now: float,
+        places: Sequence[Claims] = (),
+        remote: RemoteWait | None = None,
+        *,
+        has_gpus: bool,
+        is_spare: bool = False,
     ) -> SwapCandidate:
         """Return how it is now; `has_gpus` says whether this machine has any GPU.
 
-        `places` are where it could be loaded, if it has no place. `is_spare` says that it is a copy that may go.
+        `places` are where it could be loaded, if it has no place. `remote` is its wait for GPUs on a cluster.
+        `is_spare` says that it is a copy that may go.
         """
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
@@ -114,5 +121,6 @@ class WatchedWorker:
             min_loaded_s=worker.spec.min_loaded_s,
             when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",
             may_start_at=worker.life.may_start_at,
+            remote=remote,
             is_spare=is_spare,
         )

@@ -55,6 +55,7 @@ class WorkerProcess:
 
     waits_for = ""
     had_no_place = False
+    node_id = ""
     reported_end: WorkerEnd | None = None
 
     def __init__(

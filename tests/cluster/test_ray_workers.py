@@ -103,7 +103,7 @@ def tagged(site):
 
 
 def test_copies_serve_and_are_gone_with_their_gateway(site):
-    """Both answer; after the gateway's ordered end no job runs, and no process of a worker is left."""
+    """Both answer; a gateway that ends waits for their guards, and no process of a worker is left."""
     site.begin("gpus = 1\nreplicas = 2")
     site.until_ready("m-0", "m-1")
     assert site.answers()
@@ -111,7 +111,9 @@ def test_copies_serve_and_are_gone_with_their_gateway(site):
     site.program.until(lambda: any("listens on" in line for line in lines_of(site.program, "m-0")))
     assert site.worker()["on"] == "ray"
     assert site.program.stop() == 0
-    assert site.living() == []
+    ended = json.loads((site.directory() / "orders.json").read_text())["orders"]
+    assert [one["ended"] for one in ended] == ["ended with exit code 0"] * 2, "guards have not reported"
+    site.program.until(lambda: site.living() == [])  # Ray hears of it when the guards have ended, too
     assert not tagged(site)
 
 
@@ -213,3 +215,22 @@ def test_a_code_is_dead_after_its_launch(site):
     assert site.program.ask_by("DELETE", f"/v1/admin/workers/{ready}", None, START_S)[0] == 200
     site.program.until(lambda: site.jobs()[job]["status"] not in ("PENDING", "RUNNING"), START_S)
     assert len(site.living()) == 1
+
+
+def test_models_on_demand_make_room_for_each_other(site):
+    """With room for two of three, the model that is idle longest goes for the third, and its job ends by itself."""
+    table = """[[managed_workers]]
+model_name = "{}"
+model_path = "/m"
+backend = "fake"
+on = "ray"
+gpus = 4
+replicas = {{ min = 0, max = 1 }}
+min_loaded_s = 0
+"""
+    site.begin("gpus = 4\nreplicas = { min = 0, max = 1 }\n" + "".join(map(table.format, ("n", "o"))))
+    for model in "mno":
+        assert site.program.ask("/v1/chat/completions", {"model": model}, START_S)[0] == 200
+    assert [site.program.state(f"{model}-0") for model in "mno"] == ["cold", "ready", "ready"]
+    site.program.until(lambda: len(site.living()) == 2)
+    assert {job["status"] for name, job in site.jobs().items() if "-m-0-" in name} == {"SUCCEEDED"}

@@ -148,7 +148,7 @@ class Hold:
     def has_ended(self):
         return self._process.returncode is not None
 
-    waits_for, had_no_place, reported_end = "", False, None
+    waits_for, node_id, had_no_place, reported_end = "", "", False, None
 
     async def wait_change(self):
         await trio.sleep_forever()

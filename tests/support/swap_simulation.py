@@ -83,6 +83,7 @@ class SimulatedWorker:
     has_gpus: bool = False
     claims: Claims = Claims()
     places: tuple = ()
+    remote: None = None
     is_spare: bool = False
 
     def candidate(self):

@@ -8,8 +8,10 @@ from ichat.config.engine_args import arguments_of
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.observability.logs.lines import Line
 from ichat.placement.estimate import GIB
+from ichat.placement.learnt import LearntMemory, LoadCircumstances, cache_flags_of, key_of
 from ichat.placement.place import Wish
 from ichat.placement.placeable_gpus import PlaceableGpu
+from ichat.placement.settings import TENSOR
 from ichat.routing.availability import NotReady
 from ichat.supervisor.books import REREAD_S, Books, objection_to
 from ichat.supervisor.local_launcher import LocalLauncher
@@ -119,6 +121,30 @@ async def test_a_waiting_worker_starts_once_a_place_is_free(autojump_clock, site
     site.launcher.machine = [PlaceableGpu(n, "H100", 80 * GIB) for n in range(2)]
     await site.until(lambda: site.state(third) == "ready", REREAD_S + LOAD_S + 2)
     assert site.places() == {"b": [0], "c": [1]}
+
+
+class KnownLauncher(Launcher):
+    """The same, of models with figures of earlier loads."""
+
+    circumstances = LoadCircumstances("/m", "vllm", {}, "1")
+
+    async def wish(self, config, spec):
+        return attrs.evolve(await super().wish(config, spec), circumstances=self.circumstances)
+
+
+async def test_a_waiting_worker_starts_by_another_figure_of_its_memory(autojump_clock, site):
+    """A refusal rests on the figures of earlier loads, too: it counts until another load has given others."""
+    key = key_of("/m", "vllm", {TENSOR[0]: 1}, None, ("H100", 80 * GIB))
+    learnt = LearntMemory(key, "1", "m", 0.0, cache_flags_of({}), beside_bytes=90 * GIB)
+    site.context.learnt.add(learnt)
+    site.context.launcher = site.launcher = KnownLauncher(site.launcher, site.launcher.machine)
+    worker = site.start("a", gpus=1)
+    await site.until(lambda: site.state(worker) == "pending")
+    assert "needs 87.3, as learnt" in worker.record.lacks
+    readings = site.launcher.readings
+    site.context.learnt.add(attrs.evolve(learnt, beside_bytes=30 * GIB))
+    await site.until(lambda: site.places() == {"a": [0]})
+    assert site.launcher.readings == readings, "it was asked again only when the GPUs were read again"
 
 
 async def test_a_waiting_worker_is_not_restarted_or_counted(autojump_clock, site):

@@ -90,7 +90,7 @@ class Process:
             self.returncode = code
             self.ended.set()
 
-    waits_for, had_no_place, reported_end = "", False, None
+    waits_for, node_id, had_no_place, reported_end = "", "", False, None
 
     async def wait_change(self):
         await trio.sleep_forever()
@@ -144,7 +144,7 @@ class Context(SupervisorContext):
 
     async def spawn(self, worker, spec, launch):
         await trio.lowlevel.checkpoint()
-        return Process(self.rig, worker, spec)
+        return self.rig.process_class(self.rig, worker, spec)
 
     async def change_engine(self, worker, to):
         if to == "ready":
@@ -161,6 +161,8 @@ class NoCopies:
 
 class Rig:
     """A fleet, a balancer, a loader and workers."""
+
+    process_class = Process
 
     def __init__(self, nursery, tmp_path, sets=(), **restart):
         self.nursery = nursery

@@ -3,8 +3,16 @@
 import pytest
 
 from ichat.config import load as configuration
-from ichat.ray.values import RayJob, RayNode, RayRoom
-from ichat.supervisor.ray_jobs import LaunchNames, address_for, entrypoint_of, place_on, submission_of, why_pending
+from ichat.ray.values import RayDemand, RayJob, RayNode, RayRoom
+from ichat.supervisor.ray_jobs import (
+    LaunchNames,
+    address_for,
+    entrypoint_of,
+    lacking_on,
+    place_on,
+    submission_of,
+    why_pending,
+)
 
 WORKER = '[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\non = "ray"\n'
 NAMES = LaunchNames("0123abcd", "m-0", 7)
@@ -109,3 +117,24 @@ def test_a_wait_has_its_reason(keys, nodes, free, coming, sentence):
     (spec,) = config_of(keys).managed_workers
     room = None if free is None else RayRoom({name: {"GPU": count} for name, count in free.items()}, [], coming)
     assert why_pending(spec, RayJob("j", "PENDING", "It waits."), nodes, room) == sentence
+
+
+@pytest.mark.parametrize(
+    ("keys", "free", "demand", "lacking"),
+    [
+        ("gpus = 2", {"2": 1.0, "3": 0.5}, 2.0, {"2": 1.0, "3": 1.5}),
+        ("gpus = 4", {"2": 1.0, "3": 0.5}, 4.0, {"2": 3.0}),
+        ('gpus = 2\nlabels = { zone = "b" }', {"2": 0.0, "3": 0.0}, 2.0, {"3": 2.0}),
+        ("gpus = 2", {"2": 1.0, "3": 0.5}, 1.0, {}),
+        ("gpus = 2", {"2": 1.0}, 2.0, {}),
+        ("gpus = 8", {"2": 0.0, "3": 0.0}, 8.0, {}),
+        ("gpus = 0", {"2": 0.0, "3": 0.0}, 0.0, {}),
+        ("gpus = 2", None, 2.0, {}),
+    ],
+)
+def test_gpus_are_lacking_only_where_ray_waits_for_them(keys, free, demand, lacking):
+    """On each node that is large enough: another demand, or a node that is not reported, is no lack."""
+    (spec,) = config_of(keys).managed_workers
+    rows = [RayDemand({"CPU": 1.0, "GPU": demand}, 1)]
+    room = None if free is None else RayRoom({name: {"GPU": count} for name, count in free.items()}, rows, [])
+    assert lacking_on(spec, NODES, room) == lacking
