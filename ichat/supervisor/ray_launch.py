@@ -99,6 +99,8 @@ class RayLaunch:
         self._remote = remote
         self._is_taken = False
         """Whether Ray is known to have the job."""
+        self._is_orphan = False
+        """Whether Ray has lost the job while its worker was heard."""
         self._sent_at = trio.current_time()
         ray = order.config.ray
         waited_s = 0.0 if remote is None else max(0.0, time.time() - remote.made_at)
@@ -197,9 +199,7 @@ class RayLaunch:
         if self.has_ended:
             return
         if job is None:
-            if self._is_taken or trio.current_time() >= self._sent_at + SUBMIT_S:
-                cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
-                await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))
+            await self._note_absence()
             return
         self._is_taken = True
         if job.is_over:
@@ -216,6 +216,21 @@ class RayLaunch:
             await self._finish(end)
         if self._poll_s != ENDING_POLL_S:
             self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
+
+    async def _note_absence(self) -> None:
+        """Note that Ray has no such job: the launch has ended, unless it is new, or its worker is heard.
+
+        Another cluster may be at Ray's address now: it knows nothing of a worker that serves.
+        """
+        if not self._is_taken and trio.current_time() < self._sent_at + SUBMIT_S:
+            return
+        if self._is_claimed and self._cluster.orders.is_heard(self._order.worker_id):
+            if not self._is_orphan:
+                log.error("Ray has no job of worker %s any more: it serves until it ends", self._order.worker_id)
+            self._is_orphan = True
+            return
+        cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
+        await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))
 
     async def _admit(self, remote: RemoteOrder, node_id: str) -> None:
         """Let the job's node fetch the order, and no other machine."""
