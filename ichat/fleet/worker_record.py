@@ -253,8 +253,9 @@ class WorkerRecord:
 
     def is_heard(self, now: float) -> bool:
         """Return whether its process is there, by a heartbeat that is not old, or by its answers."""
-        is_here = self.heartbeat is not None and not (self.is_down or self.is_stale)
-        return is_here and (now <= self._silent_at or self.answers)
+        if self.heartbeat is None or self.heartbeat.state == "gone" or self.is_down or self.is_stale:
+            return False
+        return now <= self._silent_at or self.answers
 
     def registered(self, registration: Registration) -> None:
         """Record its registration."""

@@ -99,8 +99,8 @@ class RayLaunch:
         self._remote = remote
         self._is_taken = False
         """Whether Ray is known to have the job."""
-        self._is_orphan = False
-        """Whether Ray has lost the job while its worker was heard."""
+        self._said = ""
+        """The newest error about a worker that Ray does not know, or is silent about."""
         self._sent_at = trio.current_time()
         ray = order.config.ray
         waited_s = 0.0 if remote is None else max(0.0, time.time() - remote.made_at)
@@ -171,6 +171,14 @@ class RayLaunch:
         if self.waits_for:
             since = f"({why}) since {self._unknown_since}"
             self._tell(f"Ray at {address} does not answer {since}: its workers go on; launches wait.")
+        elif not self._cluster.orders.is_heard(self._order.worker_id):
+            self._say(f"worker {self._order.worker_id} is silent, too: it is launched again once Ray answers about it")
+
+    def _say(self, words: str) -> None:
+        """Log an error, once."""
+        if words != self._said:
+            log.error("%s", words)
+        self._said = words
 
     async def _submit(self) -> None:
         order, cluster = self._order, self._cluster
@@ -225,9 +233,7 @@ class RayLaunch:
         if not self._is_taken and trio.current_time() < self._sent_at + SUBMIT_S:
             return
         if self._is_claimed and self._cluster.orders.is_heard(self._order.worker_id):
-            if not self._is_orphan:
-                log.error("Ray has no job of worker %s any more: it serves until it ends", self._order.worker_id)
-            self._is_orphan = True
+            self._say(f"Ray has no job of worker {self._order.worker_id} any more: it serves until it ends")
             return
         cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
         await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))

@@ -196,14 +196,19 @@ async def test_a_long_wait_is_no_failure_and_its_code_is_dead(autojump_clock, la
     assert "stop" not in cluster.api.calls
 
 
-async def test_a_worker_serves_on_while_ray_is_silent(autojump_clock, launch, cluster):
-    """Its heartbeats alone count."""
+async def test_a_worker_serves_on_while_ray_is_silent(autojump_clock, launch, cluster, caplog):
+    """Its heartbeats alone count. If they end, operators read that it cannot be replaced yet."""
     await trio.sleep(5)
     cluster.fetch()
-    cluster.api.trouble = SILENT
+    cluster.api.trouble, cluster.orders.heard = SILENT, True
     await trio.sleep(3600)
     assert not launch.has_ended
     assert launch.waits_for == ""
+    assert "is silent, too" not in caplog.text
+    cluster.orders.heard = False
+    await trio.sleep(3600)
+    assert not launch.has_ended
+    assert caplog.text.count("worker m-0 is silent, too: it is launched again once Ray answers about it") == 1
 
 
 @pytest.mark.parametrize(
