@@ -117,6 +117,11 @@ class OrderStore:
         """Return the proof to a worker with a key of its own that its gateway asks; empty for all other workers."""
         return self._proofs.get(worker_id, b"")
 
+    def is_heard(self, worker_id: str) -> bool:
+        """Return whether a worker sends heartbeats."""
+        worker = self._table.get(worker_id)
+        return worker is not None and worker.is_heard(trio.current_time())
+
     def _is_ordered(self, worker_id: str) -> bool:
         return any(one.worker_id == worker_id for one in self.orders.by_launch.values())
 

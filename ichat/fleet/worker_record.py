@@ -251,6 +251,12 @@ class WorkerRecord:
         interval_s = self.heartbeat.heartbeat_interval if self.heartbeat else math.inf
         return self.heartbeat_at + interval_s * HEARTBEATS_MISSED_MAX
 
+    def is_heard(self, now: float) -> bool:
+        """Return whether its process is there, by a heartbeat that is not old, or by its answers."""
+        if self.heartbeat is None or self.heartbeat.state == "gone" or self.is_down or self.is_stale:
+            return False
+        return now <= self._silent_at or self.answers
+
     def registered(self, registration: Registration) -> None:
         """Record its registration."""
         self.registration = registration

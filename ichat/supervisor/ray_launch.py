@@ -100,6 +100,8 @@ class RayLaunch:
         self._remote = remote
         self._is_taken = False
         """Whether Ray is known to have the job."""
+        self._said = ""
+        """The newest error about a worker that Ray does not know, or is silent about."""
         self._sent_at = trio.current_time()
         ray = order.config.ray
         waited_s = 0.0 if remote is None else max(0.0, time.time() - remote.made_at)
@@ -170,6 +172,14 @@ class RayLaunch:
         if self.waits_for:
             since = f"({why}) since {self._unknown_since}"
             self._tell(f"Ray at {address} does not answer {since}: its workers go on; launches wait.")
+        elif not self._cluster.orders.is_heard(self._order.worker_id):
+            self._say(f"worker {self._order.worker_id} is silent, too: it is launched again once Ray answers about it")
+
+    def _say(self, words: str) -> None:
+        """Log an error, once."""
+        if words != self._said:
+            log.error("%s", words)
+        self._said = words
 
     async def _submit(self) -> None:
         order, cluster = self._order, self._cluster
@@ -198,9 +208,7 @@ class RayLaunch:
         if self.has_ended:
             return
         if job is None:
-            if self._is_taken or trio.current_time() >= self._sent_at + SUBMIT_S:
-                cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
-                await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))
+            await self._note_absence()
             return
         self._is_taken, self.node_id = True, job.node_id
         if job.is_over:
@@ -217,6 +225,19 @@ class RayLaunch:
             await self._finish(end)
         if self._poll_s != ENDING_POLL_S:
             self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
+
+    async def _note_absence(self) -> None:
+        """Note that Ray has no such job: the launch has ended, unless it is new, or its worker is heard.
+
+        Another cluster may be at Ray's address now: it knows nothing of a worker that serves.
+        """
+        if not self._is_taken and trio.current_time() < self._sent_at + SUBMIT_S:
+            return
+        if self._is_claimed and self._cluster.orders.is_heard(self._order.worker_id):
+            self._say(f"Ray has no job of worker {self._order.worker_id} any more: it serves until it ends")
+            return
+        cause = "Ray has no such job any more: the cluster was started anew, or the job was deleted."
+        await self._finish(WorkerEnd("was lost by Ray", time.time(), cause=cause))
 
     async def _admit(self, remote: RemoteOrder, node_id: str) -> None:
         """Let the job's node fetch the order, and no other machine."""

@@ -96,7 +96,8 @@ class RayLauncher:
     async def find(self, started: Sequence[SavedManagedWorker]) -> Mapping[str, "FoundRayLaunch"]:
         """Return the launches of these workers that have not ended, by the workers' ids. Others' launches are ended.
 
-        If Ray does not answer, every launch counts that has an order.
+        If Ray does not answer, every launch counts that has an order. A launch counts without a job that Ray knows if a
+        guard has fetched its order: its worker is soon heard, or it has ended.
         """
         ours = self.orders.orders.of_managed()
         if not (started or ours):
@@ -107,7 +108,7 @@ class RayLauncher:
         found: dict[str, FoundRayLaunch] = {}
         for one in started:
             job_id, order = self._names(one.worker_id, one.launch).job_id, orders.get(one.worker_id)
-            if order is not None and (jobs is None or _is_under_way(jobs.get(job_id))):
+            if order is not None and (jobs is None or _may_be_under_way(order, jobs.get(job_id))):
                 found[one.worker_id] = FoundRayLaunch(one.worker_id, one.launch, job_id, order, self)
         for order in ours:
             if order.worker_id not in found:
@@ -230,8 +231,9 @@ class FoundRayLaunch:
         return RayLaunch(Order(self.worker_id, self.number, spec, config), self.job_id, self._launcher, self.order)
 
 
-def _is_under_way(job: RayJob | None) -> bool:
-    return job is not None and not job.is_over
+def _may_be_under_way(order: RemoteOrder, job: RayJob | None) -> bool:
+    """Return whether the worker of an order may run; without a job it may if its guard has begun."""
+    return bool(order.fetched_at) if job is None else not job.is_over
 
 
 def keep_owner(directory: str) -> str:

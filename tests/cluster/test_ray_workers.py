@@ -1,105 +1,27 @@
 """Workers on a Ray cluster: launched, adopted, replaced and ended; the cluster is real Ray, the engine is the fake."""
 
-import contextlib
 import json
 import signal
-import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from support.deployments import free_port, gateway_fixture, lines_of, start_fixture, stream
-from support.programs import LIMIT_S, ROOT, words_of
+from support.deployments import gateway_fixture, lines_of, start_fixture
+from support.programs import LIMIT_S, words_of
+from support.ray_site import START_S, Site, read_all
 
 __all__ = ["gateway_fixture", "start_fixture"]
 
-ON_RAY = """
-[restart]
-first_s = 0.2
-[ray]
-address = "{address}"
-python = "{python}"
-{ray}
-[[managed_workers]]
-model_name = "m"
-model_path = "/m"
-backend = "fake"
-heartbeat_interval = 0.5
-python = "{python}"
-on = "ray"
-{keys}
-"""
-ENV = {"PYTHONPATH": str(ROOT / "tests/support/fake_engine")}
-START_S = 120
 STREAMS, EVENTS = 24, 100
 SECRET = "a-variable-of-the-worker"
 IDS = ("m-0", "m-1", "m-2")
-
-
-class Site:
-    """A gateway with workers on a cluster; the next gateway has the same port and directory."""
-
-    def __init__(self, gateway, cluster):
-        self._gateway, self._cluster, self._port = gateway, cluster, free_port()
-        self.program = None
-
-    def begin(self, keys="gpus = 1", ray="", settings=""):
-        text = ON_RAY.format(address=self._cluster.address, python=sys.executable, ray=ray, keys=keys)
-        self.program = self._gateway(text, self._port, settings, **ENV)
-        return self
-
-    def until_ready(self, *worker_ids):
-        for worker_id in worker_ids:
-            self.program.wait_until_ready(worker_id, START_S)
-        return [self.pid(worker_id) for worker_id in worker_ids]
-
-    def worker(self, worker_id="m-0"):
-        return self.program.get(f"/v1/admin/workers/{worker_id}")[1]
-
-    def pid(self, worker_id="m-0"):
-        return self.worker(worker_id)["pid"]
-
-    def answers(self):
-        return self.program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
-
-    def jobs(self):
-        """Return the status of each job of this gateway by its id."""
-        with urllib.request.urlopen(f"{self._cluster.address}/api/jobs/", timeout=LIMIT_S) as answer:
-            found = json.load(answer)
-        owner = self.owner()
-        return {job["submission_id"]: job for job in found if (job["metadata"] or {}).get("ichat.owner") == owner}
-
-    def owner(self):
-        return self.directory().joinpath("owner").read_text().strip()
-
-    def directory(self):
-        return self.program.log.parent / "state"
-
-    def logs_of_ray(self):
-        """Return the files below Ray's directory that its programs have written as text."""
-        return [path for path in self._cluster.directory.rglob("*") if path.suffix in (".log", ".out", ".err")]
-
-    def living(self):
-        return sorted(name for name, job in self.jobs().items() if job["status"] in ("PENDING", "RUNNING"))
 
 
 @pytest.fixture
 def site(gateway, cluster):
     made = Site(gateway, cluster)
     yield made
-    if made.program is not None and made.program.process.poll() is None:
-        made.program.stop()
-    for name in made.living() if made.program is not None else ():
-        request = urllib.request.Request(f"{cluster.address}/api/jobs/{name}/stop", method="POST")
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(request, timeout=LIMIT_S).close()
-
-
-def tagged(site):
-    """Return the processes of workers that belong to this gateway."""
-    port = f"127.0.0.1:{site.program.port}"
-    return [one for one in psutil.process_iter() if any(port in word for word in words_of(one))]
+    made.close()
 
 
 def test_copies_serve_and_are_gone_with_their_gateway(site):
@@ -114,7 +36,7 @@ def test_copies_serve_and_are_gone_with_their_gateway(site):
     ended = json.loads((site.directory() / "orders.json").read_text())["orders"]
     assert [one["ended"] for one in ended] == ["ended with exit code 0"] * 2, "guards have not reported"
     site.program.until(lambda: site.living() == [])  # Ray hears of it when the guards have ended, too
-    assert not tagged(site)
+    assert not site.tagged()
 
 
 def test_a_killed_worker_is_launched_again(site):
@@ -173,15 +95,6 @@ def test_an_end_waits_for_streams(site):
     assert {text.count(b'"content"') for text in texts} == {EVENTS}
     site.program.until(lambda: site.living() == [])
     assert {job["status"] for job in site.jobs().values()} == {"SUCCEEDED"}
-
-
-def read_all(program, body):
-    """Return all that a request is answered."""
-    data = b""
-    with stream(program, body) as sock:
-        while b"\r\n0\r\n" not in data and (more := sock.recv(65536)):
-            data += more
-    return data
 
 
 def test_nothing_that_ray_shows_is_secret(site):

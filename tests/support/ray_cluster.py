@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 import urllib.request
 
 import psutil
@@ -50,6 +51,15 @@ class RayCluster:
         self._nodes, self._gpus, self.token = nodes, gpus, token
         self.address = self.ip = ""
         """Of the dashboard, and that of all nodes."""
+        self._before = []
+        """The programs of clusters before this, each with its directory and its log."""
+        self._revived = []
+        """The programs of Ray that `revive` has started."""
+
+    @property
+    def _port(self):
+        """The port of the dashboard; 0: any free port."""
+        return str(urllib.parse.urlsplit(self.address).port or 0)
 
     def __enter__(self):
         for _ in range(ATTEMPTS - 1):
@@ -63,7 +73,7 @@ class RayCluster:
         self._log = (self.directory / "cluster.log").open("wb")
         more = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}
         self._program = subprocess.Popen(
-            [sys.executable, __file__, self.directory, str(self._nodes), str(self._gpus)],
+            [sys.executable, __file__, self.directory, str(self._nodes), str(self._gpus), self._port],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -73,17 +83,55 @@ class RayCluster:
         if not (told := self._program.stdout.readline()):
             self._program.wait()
             words = (self.directory / "cluster.log").read_text(errors="replace")[-4000:]
-            self.__exit__()
+            self._end(self._program, self.directory, self._log)
             raise RuntimeError(f"the cluster did not start: {words}")
         self.address, self.ip = json.loads(told)
         return self
 
     def __exit__(self, *_):
-        self._program.stdin.close()
-        self._program.stdout.close()
-        self._program.wait()
-        self._log.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._end_revived()
+        for program in (*self._before, (self._program, self.directory, self._log)):
+            self._end(*program)
+
+    @staticmethod
+    def _end(program, directory, log):
+        program.stdin.close()
+        program.stdout.close()
+        program.wait()
+        log.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def begin_anew(self):
+        """Kill all of Ray, and start another cluster at the same address.
+
+        Processes of jobs live on as long as they do by themselves: `__exit__` ends the rest.
+        """
+        for program in ("ray", "raylet", "gcs_server", "dashboard.py"):  # the first would end all the rest
+            self.kill(program)
+        self._end_revived()
+        self._before.append((self._program, self.directory, self._log))
+        self.__enter__()
+
+    @contextlib.contextmanager
+    def without_dashboard(self):
+        """Kill the dashboard, and start it again at the end of the block; its `ray start` sees neither."""
+        for process in self.processes("ray", "--head"):
+            process.suspend()
+        (process,) = self.processes("dashboard.py")
+        words, environment, directory = process.cmdline(), process.environ(), process.cwd()
+        self.kill("dashboard.py")
+        try:
+            yield
+        finally:
+            self._revived.append(
+                subprocess.Popen(words, env=environment, cwd=directory, stdin=subprocess.DEVNULL, stdout=self._log)
+            )
+
+    def _end_revived(self):
+        for process in self._revived:
+            process.kill()
+            process.wait()
+        self._revived = []
 
     def processes(self, program, node_id=""):
         """Return the processes of `raylet`, `gcs_server`, `dashboard.py` or another program, of a node or of all."""
@@ -104,14 +152,14 @@ class RayCluster:
         return len(found)
 
 
-def main(directory, nodes, gpus):
+def main(directory, nodes, gpus, port):
     """Start a cluster, report the addresses on stdout, and end all of it at the end of stdin."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which close the pipe
     has_started = False
     try:
-        print(json.dumps(start(directory, nodes, gpus)), flush=True)
+        print(json.dumps(start(directory, nodes, gpus, port)), flush=True)
         has_started = True
         threading.Thread(target=reap, daemon=True).start()
         sys.stdin.read()
@@ -121,9 +169,10 @@ def main(directory, nodes, gpus):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def start(directory, nodes, gpus):
-    """Start a cluster; return the addresses of dashboard and nodes."""
+def start(directory, nodes, gpus, port):
+    """Start a cluster, with its dashboard at a port, or at any; return the addresses of dashboard and nodes."""
     gcs, dashboard, client, *own = free_ports(3 + len(OWN_PORTS) * (nodes + 1))
+    dashboard = port or dashboard
     address = f"http://127.0.0.1:{dashboard}"
     usual = ["--block", "--temp-dir", directory, f"--object-store-memory={STORE_BYTES}"]
     usual += ["--min-worker-port=0", "--max-worker-port=0"]
@@ -187,4 +236,4 @@ def end_all():
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

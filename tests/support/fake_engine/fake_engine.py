@@ -6,6 +6,7 @@ It is found like any engine from elsewhere: by an entry point. With `--children 
 import argparse
 import asyncio
 import contextvars
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -76,6 +77,9 @@ class Fake:
         parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
         parser.add_argument("--memory", type=json.loads, help="the figures of its memory, as JSON")
         parser.add_argument("--sleeps", action="store_true")
+        parser.add_argument(
+            "--alone", help="begins the names of files in which engines of a worker note that they run at once"
+        )
         parser.add_argument("--policy", choices=["fair", "greedy"], default="fair")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
@@ -102,6 +106,9 @@ class Fake:
         phase("loading")
         if args.warns:
             print(f"WARNING 11-21 21:05:02 [fake.py:1] {args.warns}", flush=True)
+        if args.alone:
+            own_id = next((word.partition("=")[2] for word in sys.argv if word.startswith("--worker-id=")), "")
+            self.locked = lock_or_note(f"{args.alone}.{own_id}")
         self.go_on.wait(args.load_s)
         if args.fail:
             raise RuntimeError("no such weights")
@@ -290,6 +297,17 @@ class Fake:
             await send({"type": "http.response.body", "body": (b"%08d" % number) * 8192, "more_body": True})
             self.flooded = number
         await send({"type": "http.response.body"})
+
+
+def lock_or_note(path):
+    """Lock a file until this process ends; if another process has it, write that into the file."""
+    file = open(path, "a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.write(f"process {os.getpid()} began beside another\n")
+        file.flush()
+    return file
 
 
 def digest_of(body):

@@ -65,6 +65,10 @@ class OrdersInMemory:
 
     def __init__(self):
         self.orders, self.changed, self.reported = Orders(), Listeners(), Listeners()
+        self.heard = False
+
+    def is_heard(self, worker_id):
+        return self.heard
 
     async def make_managed(self, worker_id, spec, valid_s, place):
         now = trio.current_time()
@@ -192,14 +196,19 @@ async def test_a_long_wait_is_no_failure_and_its_code_is_dead(autojump_clock, la
     assert "stop" not in cluster.api.calls
 
 
-async def test_a_worker_serves_on_while_ray_is_silent(autojump_clock, launch, cluster):
-    """Its heartbeats alone count."""
+async def test_a_worker_serves_on_while_ray_is_silent(autojump_clock, launch, cluster, caplog):
+    """Its heartbeats alone count. If they end, operators read that it cannot be replaced yet."""
     await trio.sleep(5)
     cluster.fetch()
-    cluster.api.trouble = SILENT
+    cluster.api.trouble, cluster.orders.heard = SILENT, True
     await trio.sleep(3600)
     assert not launch.has_ended
     assert launch.waits_for == ""
+    assert "is silent, too" not in caplog.text
+    cluster.orders.heard = False
+    await trio.sleep(3600)
+    assert not launch.has_ended
+    assert caplog.text.count("worker m-0 is silent, too: it is launched again once Ray answers about it") == 1
 
 
 @pytest.mark.parametrize(
@@ -233,6 +242,21 @@ async def test_a_job_that_ray_has_lost_ends_the_launch(autojump_clock, launch, c
     cluster.api.status = None
     await trio.sleep(15)
     assert launch.reported_end.why == "was lost by Ray"
+
+
+async def test_a_worker_that_is_heard_outlives_a_job_that_ray_has_lost(autojump_clock, launch, cluster):
+    """Another cluster is at the same address: what it does not know ends when the worker is silent."""
+    await trio.sleep(5)
+    cluster.fetch()
+    await trio.sleep(10)
+    cluster.api.status, cluster.orders.heard = None, True
+    await trio.sleep(3600)
+    assert not launch.has_ended
+    assert not cluster.order.ended
+    cluster.orders.heard = False
+    await trio.sleep(15)
+    assert launch.reported_end.why == "was lost by Ray"
+    assert cluster.order.ended
 
 
 async def test_the_end_of_a_waiting_launch_leaves_its_job(autojump_clock, launch, cluster, nursery):

@@ -100,6 +100,18 @@ async def test_every_launch_with_an_order_is_found_while_ray_is_silent(tmp_path)
     assert {*found} == {"m-0", "m-1"}
 
 
+async def test_a_fetched_order_is_found_without_its_job(tmp_path):
+    """Another cluster is at Ray's address: the worker may serve, and is soon heard if it does."""
+    (tmp_path / "owner").write_text("0123abcd\n")
+    launcher = launcher_of(tmp_path, Ray([]))
+    for worker_id in ("m-0", "m-1"):
+        await launcher.orders.make_managed(worker_id, SPEC, 60, ANYWHERE)
+    orders, _ = launcher.orders.orders.with_fetched(launcher.orders.orders.live("m-0"), "start", "10.0.0.7", 1.0)
+    launcher.orders.orders = orders
+    started = [SavedManagedWorker(name, {}, is_launched=False, launch=7) for name in ("m-0", "m-1")]
+    assert {*await launcher.find(started)} == {"m-0"}
+
+
 async def test_a_job_that_is_over_is_not_found(tmp_path):
     _, ray, found = await find(tmp_path, "FAILED")
     assert (found, ray.stopped) == ({}, [])
