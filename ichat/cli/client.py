@@ -102,7 +102,8 @@ class Api:
             raise Exit(EXIT_USAGE, "The API key must be printable ASCII characters without blanks.")
         self.place = place
         self.waits = waits
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.headers: Mapping[str, str] = {"authorization": f"Bearer {key}"} if key else {}
+        """They identify the caller in requests to models."""
         found = None if key else find_secret(place.url, place.state_directory)
         self.own_secret = found[0] if found else ""
         """The secret of a gateway of this user, used in place of an operator's key; "" if a key was given."""
@@ -161,7 +162,7 @@ class Api:
         import http.client
 
         target = self._url.path + path + (f"?{urllib.parse.urlencode(params)}" if params else "")
-        headers = {**self._headers, "connection": "close", "accept-encoding": "identity", **headers}
+        headers = {**self.headers, "connection": "close", "accept-encoding": "identity", **headers}
         if self.own_secret and path.startswith(_OPERATORS):
             headers["authorization"] = f"Bearer {self.own_secret}"
         if body is not None:
@@ -214,7 +215,7 @@ class Api:
         said = error.get("message") or error.get("detail")
         parts = str(said or f"Refused with status {answer.status}.").split("\n  ")  # mistakes of a file are a list
         sentence = "\n  ".join(map(one_line, parts))
-        if answer.status == 401 and not self._headers:
+        if answer.status == 401 and not self.headers:
             is_admin = path.startswith(("/v1/admin/", "/v1/logs/"))
             sentence += f" Set {'ICHAT_ADMIN_KEY' if is_admin else 'ICHAT_API_KEY'}, or give --api-key."
         refusal = RequestRefused(answer.status, str(error.get("code") or ""), sentence)

@@ -11,6 +11,7 @@ from ichat.cli import chat, copies, explain, keys, logs, models, stop, top, view
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
+from ichat.cli.bench.command import add_bench_flags, run_bench
 from ichat.cli.client import EXIT_REFUSED, WAITS, Api, JsonReply, RequestRefused, Waits, open_api, worker_path
 from ichat.cli.gateway_address import add_flags, config_for
 from ichat.cli.json_values import Json, objects_of
@@ -71,7 +72,7 @@ def run(argv: Sequence[str], waits: Waits = WAITS) -> int:
     args = usage.parse_intermixed_args(words)
     args.engine = launches.engine_arguments(engine_words)
     args.config = config_for(args)
-    is_client = name == "chat" or getattr(args, "own", False)
+    is_client = name in ("chat", "bench") or getattr(args, "own", False)
     api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"], waits)
     prepare_streams()
     try:
@@ -242,6 +243,7 @@ _TABLE = (
     ),
     Command("console", "the link to the gateway's page for operators", _no_flags, _console),
     Command("chat [MODEL [PROMPT]]", "talk to a model", chat.add_chat_flags, chat.run_chat),
+    Command("bench MODEL [--rate R]", "measure a model under load", add_bench_flags, run_bench),
     Command(
         "keys [make|rotate|withdraw NAME]",
         "clients' keys; make, rotate or withdraw a key",

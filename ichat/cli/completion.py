@@ -123,7 +123,7 @@ def _names(command: str, kind: str, *, parsed_args: argparse.Namespace, **_: obj
     found: list[object] = []
     signal.setitimer(signal.ITIMER_REAL, GATEWAY_S)
     with contextlib.suppress(Exit):
-        variables = ("ICHAT_API_KEY",) if command == "chat" else ("ICHAT_ADMIN_KEY", "ICHAT_API_KEY")
+        variables = ("ICHAT_API_KEY",) if command in ("chat", "bench") else ("ICHAT_ADMIN_KEY", "ICHAT_API_KEY")
         known = objects_of(open_api(parsed_args, variables).get(path).value.get(key))
         found = [one.get(name) for one in known if command != "keys" or one.get("source") == "api"]
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -34,7 +34,7 @@ def add_flags(usage: argparse.ArgumentParser) -> None:
     place = common.add_mutually_exclusive_group()
     place.add_argument("--gateway", "-g", metavar="URL", help=f"where it is (or ICHAT_GATEWAY; {GATEWAY})")
     place.add_argument("--config", "-c", metavar="FILE", help=f"its configuration; else {USUAL_FILE} here")
-    common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_ADMIN_KEY (chat: ICHAT_API_KEY)")
+    common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_ADMIN_KEY (chat, bench: ICHAT_API_KEY)")
     common.add_argument("--ca-certificates", metavar="FILE", help="authorities to believe, for https (PEM)")
     usage.add_argument("--json", action="store_true", help="write JSON, for programs")
     usage.add_argument("--wide", action="store_true", help="in tables, leave out no column and cut no name")

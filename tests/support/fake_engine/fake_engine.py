@@ -54,6 +54,9 @@ class Fake:
         self.change_failure = None
         """The exception that a change raises at its end."""
         self.worked_asleep = 0
+        self.slots = None
+        self.timed = []
+        """Of each request of known speed: when it arrived, and when each of its tokens was sent."""
 
     def check(self):
         pass
@@ -80,6 +83,9 @@ class Fake:
         parser.add_argument(
             "--alone", help="begins the names of files in which engines of a worker note that they run at once"
         )
+        parser.add_argument("--first-s", type=float, help="until the first token; it answers as engines do then")
+        parser.add_argument("--gap-s", type=float, default=0.0, help="between two tokens")
+        parser.add_argument("--slots", type=int, default=1000, help="requests that it works on at a time")
         parser.add_argument("--policy", choices=["fair", "greedy"], default="fair")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
@@ -195,6 +201,8 @@ class Fake:
         path = scope["path"]
         if path == "/counts":
             await self.plain(send, {"running": self.running - 1, "aborted": self.aborted})
+        elif path == "/timed":
+            await self.plain(send, {"requests": self.timed})
         elif path == "/scope":
             headers = [[name.decode(), value.decode()] for name, value in scope["headers"]]
             keys = ("type", "http_version", "method", "path", "root_path")
@@ -246,6 +254,8 @@ class Fake:
             await send({"type": "http.response.body", "body": data})
         elif path == "/flood":
             await self.flood(body, send)
+        elif self.args.first_s is not None:
+            await self.tokens(body, send)
         elif body.get("stream"):
             await self.stream(body, send)
         else:
@@ -291,6 +301,29 @@ class Fake:
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         await send({"type": "http.response.body"})
 
+    async def tokens(self, body, send):
+        """Answer at a known speed with as many tokens as the request allows. A word of a prompt is a token."""
+        words = sum(len(message["content"].split()) for message in body["messages"])
+        usage = {"prompt_tokens": words, "completion_tokens": body["max_tokens"]}
+        if not body.get("stream"):
+            await self.plain(send, {"choices": [{"message": {"content": "a"}}], "usage": usage})
+            return
+        if self.slots is None:
+            self.slots = asyncio.Semaphore(self.args.slots)
+        arrived_at, sent_at = time.monotonic(), []
+        self.timed.append([arrived_at, sent_at])
+        async with self.slots:
+            await asyncio.sleep(self.args.first_s)
+            await self.begin(send)
+            for number in range(body["max_tokens"]):
+                if number:
+                    await asyncio.sleep(self.args.gap_s)
+                sent_at.append(time.monotonic())
+                event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}]}
+                await send({"type": "http.response.body", "body": sse(event), "more_body": True})
+        await send({"type": "http.response.body", "body": sse({"choices": [], "usage": usage}), "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
     async def flood(self, body, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(body["chunks"]):
@@ -308,6 +341,10 @@ def lock_or_note(path):
         file.write(f"process {os.getpid()} began beside another\n")
         file.flush()
     return file
+
+
+def sse(event):
+    return b"data: %b\n\n" % json.dumps(event).encode()
 
 
 def digest_of(body):
