@@ -55,18 +55,29 @@ def make_release(place, python=sys.executable, umask=-1):
     return place / "dist"
 
 
-def release_of_all(tmp_path_factory):
-    """Return the dist/ of a release that all processes of the tests share; the first that needs it makes it."""
+def made_once(tmp_path_factory, name, make):
+    """Return a directory that all processes of the tests share; the first that needs it has `make` fill it."""
     base = tmp_path_factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "release"
-    with (base.parent / "release.lock").open("w") as lock:
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with (base.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "dist").exists():
+        if not (place / ".made").exists():
             shutil.rmtree(place, ignore_errors=True)
-            make_checkout(place)
-            lend_tools(place)
-            make_release(place)
-    return place / "dist"
+            place.mkdir()
+            make(place)
+            (place / ".made").touch()
+    return place
+
+
+def release_of_all(tmp_path_factory):
+    """Return the dist/ of a release that all processes of the tests share."""
+
+    def make(place):
+        make_checkout(place / "checkout")
+        lend_tools(place / "checkout")
+        make_release(place / "checkout")
+
+    return made_once(tmp_path_factory, "release", make) / "checkout/dist"
 
 
 def install(place, package=None, python=sys.executable):
