@@ -78,8 +78,8 @@ def _run(argv: list[str]) -> int:
         return 0
     if command in ROLES:
         return ROLES[command].run(argv[1:])
-    if command == "relay":
-        return _relay(argv[1:])
+    if command in PARTS:
+        return PARTS[command](argv[1:])
     from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS or command in terminal.ALIASES:
@@ -221,6 +221,12 @@ def _relay(argv: list[str]) -> int:
     return 0
 
 
+def _download(argv: list[str]) -> int:
+    """Run the process of a download, which `pull` or a gateway starts."""
+    _engine_first()
+    return importlib.import_module("ichat.downloads.process").run(argv)
+
+
 def _give_up_rights() -> None:
     """Dump no memory, and gain no rights by another program. Workers may, and so may their gateway."""
     import ctypes
@@ -358,6 +364,7 @@ ROLES = {
     "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
     "doctor": _command_in("doctor.examination", "doctor [-c FILE]", "report problems here, and their remedies"),
     "estimate": _command_in("cli.estimate", "estimate MODEL_PATH [FLAGS]", "the GPU memory that a model needs"),
+    "pull": _command_in("cli.pull", "pull MODEL", "download a model from a hub, with its progress"),
     "place": _command_in("cli.place", "place --dry-run [-c FILE | MODEL_PATH]", "the GPUs that workers would get here"),
     "convert": _command_in("convert.command", "convert FILE [-o FILE]", "LiteLLM's or llama-swap's YAML as our TOML"),
     "sweep": _command_in("cli.sweep", "sweep [DIR | -c FILE]", "end the processes that a gateway has left"),
@@ -368,6 +375,8 @@ ROLES = {
     ),
 }  # fmt: skip
 """The commands that need no gateway."""
+PARTS = {"relay": _relay, "download": _download}
+"""The commands that other processes of iChat start themselves."""
 
 
 if __name__ == "__main__":

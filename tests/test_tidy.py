@@ -40,6 +40,7 @@ LAYERS = [
     ["security", "routing", "hardware", "console", "placement", "ray"],
     ["fleet", "engines"],
     ["observability", "preflight"],
+    ["downloads"],
     ["proxy", "supervisor"],
     ["relays", "cli"],
     ["admin", "doctor", "takeover", "convert"],

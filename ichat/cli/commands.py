@@ -259,7 +259,6 @@ ALIASES = {"ps": "workers", "list": "models", "ls": "models", "rm": "stop"}
 """Commands as other programs call them."""
 STRANGERS = {
     "serve": "run or worker",
-    "pull": "run",
     "show": "worker-show",
     "create": "launch or keys make",
     "delete": "stop or keys withdraw",

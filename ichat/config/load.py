@@ -18,6 +18,7 @@ from ichat import errors
 from ichat.config import checks
 from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.copies import contradictions_of_replicas
+from ichat.config.downloads import contradictions_of_hub
 from ichat.config.engine_args import contradictions_of_gpus
 from ichat.config.package_data import parse_toml
 from ichat.config.ray import Label, label_of
@@ -299,6 +300,7 @@ def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[
         yield f"model_name: {worker.model_name!r} is also an external route"
     yield from contradictions_of_replicas(worker)
     yield from contradictions_of_place(worker, config)
+    yield from contradictions_of_hub(worker.hub, worker.model_path, worker.on)
     if worker.load != "on_demand":
         given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
         yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)

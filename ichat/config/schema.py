@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from ichat.config import checks
+from ichat.config.downloads import HUBS, DownloadSettings
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
 from ichat.config.models import AliasConfig, ShadowConfig, SwapSetConfig, TargetConfig
 from ichat.config.openai_params import check_paths
@@ -240,6 +241,8 @@ class ManagedWorkerConfig:
     """The name that requests use."""
     model_path: str = checked(checks.not_empty)
     """A directory, or a name on the model hub."""
+    hub: str | None = checked(one_of(*HUBS), None)
+    """The hub from which the gateway downloads the model before the worker's start; None: the engine downloads it."""
     backend: str = checked(checks.not_empty, "vllm")
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
@@ -285,10 +288,7 @@ class ManagedWorkerConfig:
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     """The name of the field of a chat that holds the model's reasoning."""
     media_domains: list[str] = checked(checks.are_media_domains, attrs.Factory(list[str]))
-    """The domains from which requests may have the engine fetch pictures, sounds and videos; by default none.
-
-    `file:` among them lets SGLang open files of this machine, too.
-    """
+    """The domains of pictures, sounds and videos that the engine may fetch; `file:`: SGLang opens files here, too."""
     prefix_reports: str = checked(one_of("auto", "true", "false"), "auto")
     """Whether the worker reports which beginnings of prompts its engine's cache has lost; `auto`: where it can."""
     python: str | None = None
@@ -371,6 +371,7 @@ class Config:
     router_settings: RouterSettings = RouterSettings()
     general_settings: GeneralSettings = GeneralSettings()
     ray: RaySettings = RaySettings()
+    downloads: DownloadSettings = DownloadSettings()
     managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
     swap_sets: list[SwapSetConfig] = field(factory=list[SwapSetConfig])
     registered_servers: list[RegisteredServer] = field(factory=list[RegisteredServer])
@@ -385,5 +386,5 @@ SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
     Replicas, Scale, RayEngine, RaySettings, ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute,
-    EngineSettings, Config,
+    EngineSettings, DownloadSettings, Config,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import attrs
 
 from ichat.fleet.worker_load import ExpectedLoad, LoadKind, WorkerLoad
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.protocol.load_story import LoadStory, summary_of
+from ichat.protocol.load_story import DOWNLOADING, LoadStory, download_s, summary_of
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +45,11 @@ class LoadTimes:
         return f"<LoadTimes of {len(self._known)} kinds of loads>"
 
     def add(self, model: str, kind: LoadKind, load: LoadStory) -> None:
-        """Record a load that has ended well."""
+        """Record a load that has ended well, without the download of its model."""
         known = self._take(model, kind)
-        known.seconds.append(round(load.elapsed_s, 3))
-        known.phases = {phase.name: round(phase.seconds, 3) for phase in load.phases[:PHASES_KEPT_MAX]}
+        known.seconds.append(round(load.elapsed_s - download_s(load.phases), 3))
+        phases = [phase for phase in load.phases if phase.name != DOWNLOADING]
+        known.phases = {phase.name: round(phase.seconds, 3) for phase in phases[:PHASES_KEPT_MAX]}
 
     def _take(self, model: str, kind: str) -> _Known:
         """Return the known loads, and make them the latest."""
@@ -105,6 +106,16 @@ class WorkerLoads:
         worker.load = worker.load or WorkerLoad("start")
         worker.load.enter(phase, self._clock())
         self._expect(worker)
+        return True
+
+    def note(self, worker: WorkerRecord, detail: str, left_s: float | None) -> bool:
+        """Record how far the gateway's own step is, and its probable rest; return whether that is new."""
+        load = worker.load
+        if load is None or load.own_detail == detail:
+            return False
+        load.own_detail = detail
+        after_s = load.expected.seconds if load.expected is not None else None
+        worker.ready_at = None if left_s is None or after_s is None else self._clock() + left_s + after_s
         return True
 
     def record(self, worker: WorkerRecord, ended: WorkerLoad | None) -> None:

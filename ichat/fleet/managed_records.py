@@ -90,6 +90,11 @@ class ManagedRecords:
         if self._loads.enter(worker, phase):
             self._table.changed()
 
+    def note_load(self, worker: WorkerRecord, detail: str, left_s: float | None) -> None:
+        """Record how far the gateway's own step in a worker's start is, and its probable rest in seconds."""
+        if self._loads.note(worker, detail, left_s):
+            self._table.changed()
+
     def lack(self, worker: WorkerRecord, why: str) -> None:
         """Record why a worker has no place to start at now; "": it has a place."""
         if worker.lacks != why:

@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 
 from ichat.protocol.field_checks import PHASE_CHARACTERS_MAX
-from ichat.protocol.load_story import WAKING, LoadStory, StoryPhase
+from ichat.protocol.load_story import WAKING, LoadStory, StoryPhase, download_s
 from ichat.protocol.messages import Heartbeat, LoadPhase
 
 LoadKind = Literal["start", "wake"]
@@ -35,6 +35,8 @@ class WorkerLoad:
     """None: not looked up yet."""
     own: list[tuple[float, str]] = attrs.field(factory=list[tuple[float, str]])
     """The gateway's own phases: when each began, and its name."""
+    own_detail: str = ""
+    """How far the newest of these phases is; empty: not known."""
     told: Sequence[LoadPhase] = ()
     """The worker's phases, by its newest heartbeat."""
     told_at: float = 0.0
@@ -56,6 +58,7 @@ class WorkerLoad:
         """Begin a phase of the gateway's own."""
         if not self.own or self.own[-1][1] != phase:
             self.own.append((now, phase))
+            self.own_detail = ""
 
     def hear(self, phases: Sequence[LoadPhase], now: float, otherwise: str) -> None:
         """Record the phases that the worker reports; if it reports none, `otherwise` is the only phase."""
@@ -80,6 +83,8 @@ class WorkerLoad:
         begins = [at for at, _ in self.own]
         ends = [*begins[1:], self.told_at - sum(phase.seconds for phase in self.told) if told else until]
         own = [(name, max(0.0, end - at), "") for (at, name), end in zip(self.own, ends if begins else (), strict=True)]
+        if own and not told:
+            own[-1] = (*own[-1][:2], self.own_detail)
         heard = [(phase.name, seconds, phase.detail) for phase, seconds in zip(self.told, told, strict=True)]
         expected = self.expected or ExpectedLoad()
         last = expected.phases
@@ -87,7 +92,8 @@ class WorkerLoad:
             StoryPhase(name, round(seconds, 3), last.get(name), detail) for name, seconds, detail in (*own, *heard)
         ]
         elapsed_s = round(sum(phase.seconds for phase in phases), 3)
-        return LoadStory(elapsed_s, expected.seconds, phases)
+        expected_s = None if expected.seconds is None else expected.seconds + download_s(phases)
+        return LoadStory(elapsed_s, expected_s, phases)
 
 
 def load_after(load: WorkerLoad | None, heartbeat: Heartbeat, now: float) -> WorkerLoad | None:

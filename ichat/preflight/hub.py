@@ -92,7 +92,7 @@ def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Hub
     If the hub must be asked, the answer is `silent` until it arrives.
     """
     name = worker.model_path.partition(":")[0]
-    elsewhere = any(environment.get(one, "").lower() in _TRUE for one in _OTHER_HUBS)
+    elsewhere = worker.hub == "modelscope" or any(environment.get(one, "").lower() in _TRUE for one in _OTHER_HUBS)
     if "://" in worker.model_path or name.count("/") > 1 or elsewhere:
         return None
     given = worker.backend_args.get("download_dir") or worker.backend_args.get("download-dir")

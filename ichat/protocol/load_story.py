@@ -12,6 +12,7 @@ import attrs
 
 from ichat.protocol.field_checks import SECONDS_MAX
 
+DOWNLOADING = "downloading"
 CHECKING = "checking"
 MAKING_ROOM = "waiting for room"
 STARTING = "starting the process"
@@ -68,6 +69,11 @@ def summary_of(load: LoadStory) -> str:
     """Return the durations of a load: `21 s: importing vLLM 9 s, loading weights 2 s, …`. Short phases are left out."""
     phases = ", ".join(f"{phase.name} {_span(phase.seconds)}" for phase in load.phases if phase.seconds >= 1)
     return f"{_span(load.elapsed_s)}: {phases}" if phases else _span(load.elapsed_s)
+
+
+def download_s(phases: Sequence[StoryPhase]) -> float:
+    """Return the seconds in which a model was downloaded: no other load of the model has them."""
+    return sum(phase.seconds for phase in phases if phase.name == DOWNLOADING)
 
 
 def read_story(told: object) -> LoadStory | None:

@@ -17,9 +17,10 @@ from ichat.observability.logs.pipes import OUTPUT
 from ichat.observability.logs.store import LogStore
 from ichat.placement.place import Wish
 from ichat.placement.placeable_gpus import PlaceableGpu
-from ichat.preflight.facts import Facts, KnownPythons, collect_facts, gpus_for
+from ichat.preflight.facts import Facts, KnownPythons, collect_facts, gpus_for, real_path_of
 from ichat.preflight.placing import placeable, read_wish
 from ichat.supervisor import processes
+from ichat.supervisor.downloads import directory_for
 from ichat.supervisor.kept import LAUNCHER, KeptDescriptors, Start
 from ichat.supervisor.launch import command_of, devices_of, environment_of, python_of, token_of
 from ichat.supervisor.launcher import Order
@@ -64,15 +65,19 @@ class LocalLauncher:
     async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
         """Return this machine's facts about a worker before its start. `limiter` bounds how many ask at once."""
         python, environment = python_of(config, spec), environment_of(config, spec, "")
-        devices = devices_of(config, spec)
-        return await collect_facts(
-            spec, python, environment, devices, self._pythons, limiter=limiter, reader=self._gpus
+        devices, located = devices_of(config, spec), await _located(config, spec)
+        facts = await collect_facts(
+            located, python, environment, devices, self._pythons, limiter=limiter, reader=self._gpus
         )
+        return attrs.evolve(facts, real_path=real_path_of(spec.model_path))
 
     async def wish(self, config: Config, spec: ManagedWorkerConfig) -> Wish:
         """Return the wish of a worker with `gpus`, by its model's files here."""
         environment, python = environment_of(config, spec, ""), python_of(config, spec)
-        return await trio.to_thread.run_sync(read_wish, spec, environment, python)
+        wish = await trio.to_thread.run_sync(read_wish, await _located(config, spec), environment, python)
+        if wish.circumstances is None:
+            return wish
+        return attrs.evolve(wish, circumstances=attrs.evolve(wish.circumstances, path=real_path_of(spec.model_path)))
 
     async def placeable(self, config: Config, spec: ManagedWorkerConfig) -> Sequence[PlaceableGpu] | None:
         """Return the GPUs that this machine has for such a worker; None if they are not known."""
@@ -89,7 +94,8 @@ class LocalLauncher:
     async def start(self, order: Order) -> WorkerProcess:
         """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
         worker_id, socket, control = order.worker_id, self.socket_of(order.worker_id), self._state.control_socket
-        command = command_of(order.config, order.spec, worker_id, socket, control, has_gpus=has_nvidia())
+        located = await _located(order.config, order.spec)
+        command = command_of(order.config, located, worker_id, socket, control, has_gpus=has_nvidia())
         output, process = self.logs.begin(worker_id, is_kept=self._kept.is_shared), None
         try:
             process = await WorkerProcess.spawn(
@@ -188,6 +194,14 @@ class FoundLocalProcess:
         """Go on with it; `spec` is the table that it was started with."""
         del config
         return self._launcher.adopt(self.worker_id, spec, self.process)
+
+
+async def _located(config: Config, spec: ManagedWorkerConfig) -> ManagedWorkerConfig:
+    """Return a worker's table with the directory of its model, if the gateway has downloaded that."""
+    if spec.hub is None:
+        return spec
+    directory = await trio.to_thread.run_sync(directory_for, config, spec)
+    return spec if directory is None else attrs.evolve(spec, model_path=directory)
 
 
 def _lives(one: SavedManagedWorker) -> bool:

@@ -17,6 +17,7 @@ from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port, witho
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.books import Booking, Books, find_place, is_placed_here
 from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.downloads import download_model
 from ichat.supervisor.launcher import FoundProcess
 from ichat.supervisor.life import Actual, Alive, NoProcess, Starting, Wanted
 from ichat.supervisor.run_progress import RunResult
@@ -267,14 +268,7 @@ class ManagedWorker:
 
         async def check() -> None:
             nonlocal problems
-            while any(leaves_room_for(one, self) for one in self._workers.values() if one is not self):
-                context.managed.enter_load(self.record, MAKING_ROOM)
-                await context.table.changed.wait()
-            context.managed.enter_load(self.record, CHECKING)
-            if is_placed_here(self.spec) and (lack := await find_place(self, Books(self._workers), context)):
-                problems = [lack]
-                return
-            problems = await context.preflight(self.holds, holders_before(self, self._workers))
+            problems = await self._find_obstacles()
             if not problems:
                 self.launch = context.memory.next_launch()
                 await context.memory.save()
@@ -288,6 +282,19 @@ class ManagedWorker:
         except (OSError, ValueError) as error:
             return context.not_started(self.record, str(error))
         return await WorkerRun(process, self.record, self.life, context).supervise()
+
+    async def _find_obstacles(self) -> Sequence[str]:
+        """Have its model and its place here; return why it cannot be started, each reason in a sentence."""
+        context = self._context
+        if lack := await download_model(self.record, self.spec, context):
+            return [lack]
+        while any(leaves_room_for(one, self) for one in self._workers.values() if one is not self):
+            context.managed.enter_load(self.record, MAKING_ROOM)
+            await context.table.changed.wait()
+        context.managed.enter_load(self.record, CHECKING)
+        if is_placed_here(self.spec) and (lack := await find_place(self, Books(self._workers), context)):
+            return [lack]
+        return await context.preflight(self.holds, holders_before(self, self._workers))
 
 
 def holders_before(

@@ -442,7 +442,7 @@ def test_the_same_settings_have_no_steps():
 
 SECTIONS = (
     "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "history",
-    "logs", "usage", "ray", "litellm_settings", "router_settings",
+    "logs", "usage", "ray", "downloads", "litellm_settings", "router_settings",
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.relays", "server_settings.state_directory",

@@ -1,0 +1,1 @@
+"""Models from a hub: downloaded by a process of an engine's environment, found on this machine's disk, and removed."""
