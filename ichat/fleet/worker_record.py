@@ -333,10 +333,8 @@ class WorkerRecord:
 
     def doing(self, state: State) -> str:
         """Return the activity of a worker in this state that is waited for, in a few words."""
-        if state == "cold":
-            return "about to start"
-        if state == "pending":
-            return "waiting for GPUs"
+        if state in ("cold", "pending"):
+            return "about to start" if state == "cold" else "waiting for GPUs"
         if state not in COMING and state != "asleep":
             return "about to start again"
         return self.phase or state
