@@ -6,6 +6,7 @@ The reference has every route of the control plane, command, state and exit code
 import itertools
 import pathlib
 import re
+import tomllib
 import typing
 
 import pytest
@@ -93,6 +94,25 @@ def test_both_readmes_have_the_same_code_links_and_numbers(kind):
 def test_a_readme_is_short(name):
     """A visitor reads it to the end; recipes and reference have their own files."""
     assert len(text_of(name).splitlines()) <= LINES_MAX
+
+
+def test_the_clients_page_has_the_versions_that_are_tested():
+    """The page of clients names the versions that pyproject.toml pins for the tests."""
+    project = tomllib.loads(text_of("pyproject.toml"))
+    groups, agents = project["dependency-groups"], project["tool"]["ichat"]["agents"]
+    pins = dict(one.split("==") for name in ("test", "clients", "clients-llama-index") for one in groups[name])
+    pins |= {name: agent["version"] for name, agent in agents.items()}
+    shown = dict(re.findall(r"^\| \[([^\]]+)\]\([^)]+\) ([\d.]+) \|", text_of("docs/clients.md"), re.MULTILINE))
+    packages = {
+        "OpenAI SDK": "openai",
+        "LangChain": "langchain-openai",
+        "LlamaIndex": "llama-index-llms-openai-like",
+        "pydantic-ai": "pydantic-ai-slim[openai]",
+        "Claude Code": "@anthropic-ai/claude-code-linux-x64",
+        "Codex": "@openai/codex",
+    }
+    tested = {name: ".".join(pins[package].split(".")[:2]) for name, package in packages.items()}
+    assert {name: shown.get(name) for name in packages} == tested
 
 
 def reference_section(title):

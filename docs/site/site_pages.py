@@ -21,7 +21,10 @@ EXAMPLES = "Examples"
 _HEADING = re.compile(r"^(#{1,6}) (.+)$")
 _LINK = re.compile(r"(?:\[([\w./-]+\.md))?(\]\()([^)\s]+)(\))")
 """A link, with its text if that is the name of a document."""
-_BETWEEN_HAN = re.compile(r"(?<=[\u3001-\u30ff\u4e00-\u9fff\uff01-\uff60])\n(?=[\u4e00-\u9fff\uff08])")
+_BETWEEN_HAN = re.compile(
+    r"(?<=[\u3001-\u30ff\u4e00-\u9fff\uff01-\uff60])\n(?=[\u4e00-\u9fff\uff08])"
+    r"|(?<=[\u3001\u3002\uff01-\uff1f])\n(?=\w|\*\*|`(?!``))"
+)
 """The end of a line in Chinese prose, which browsers show as a blank."""
 _SPAN = re.compile(r"`[^`\n]+`")
 _FENCE = {".py": "python", ".toml": "toml", ".example": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}

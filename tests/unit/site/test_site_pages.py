@@ -17,7 +17,7 @@ def load_site_pages():
 site_pages = load_site_pages()
 DOCUMENTS = {
     "README.md": "**English** · [中文](README.zh.md)\n\n# Project\n\nSee [names](docs/guide.md#names).\n",
-    "README.zh.md": "[English](README.md)\n\n# 项目\n\n第一句。\n第二句，见[指南](docs/guide.md)。\n",
+    "README.zh.md": "[English](README.md)\n\n# 项目\n\n第一句。\n第二句，见[指南](docs/guide.md)。\n`x` 是\n代码。\n\n- 一。\n- 二。\n",
     "docs/guide.md": """# Guide
 
 It has [keys](#keys), and [a file](../examples/proxy.conf).
@@ -101,7 +101,9 @@ def test_a_page_without_chinese_says_so(make):
 
 def test_chinese_sentences_stand_without_blanks(make):
     """The end of a line in Chinese is no blank, as browsers would show it."""
-    assert "第一句。第二句" in make().texts["zh/index.md"]
+    text = make().texts["zh/index.md"]
+    assert "第一句。第二句" in text
+    assert "。`x` 是代码。\n\n- 一。\n- 二。" in text
 
 
 def test_a_document_is_called_by_its_title(make):
