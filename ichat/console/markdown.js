@@ -208,7 +208,7 @@ export function sanitize(markup) {
   const fragment = /** @type {DocumentFragment} */ (/** @type {unknown} */ (DOMPurify.sanitize(markup, RULES)));
   for (const link of fragment.querySelectorAll("a")) keepLink(link);
   for (const picture of fragment.querySelectorAll("img")) {
-    if (!PICTURE.test(picture.getAttribute("src") ?? "")) picture.replaceWith(`[${picture.alt || "picture"}]`);
+    if (!PICTURE.test(picture.getAttribute("src") ?? "")) picture.replaceWith(`[${picture.alt || t("picture")}]`);
   }
   for (const pre of fragment.querySelectorAll("pre")) frame(pre);
   for (const table of fragment.querySelectorAll("table")) {

@@ -968,6 +968,7 @@ export default {
   "The next part is too long to format, and is shown as text.": "后面的部分太长，无法排版，以纯文本显示。",
   "Picture: {text}": "图片：{text}",
   Picture: "图片",
+  picture: "图片",
   "The gateway has ended.": "网关已结束。",
   "The gateway has gone silent.": "网关没有响应。",
   "The gateway cannot be reached.": "无法连接网关。",

@@ -1,5 +1,6 @@
 """The console in Chinese: chosen by the browser's language or by the switch in the header, on every page."""
 
+import json
 import re
 
 import pytest
@@ -94,6 +95,36 @@ def test_no_page_has_english_words(open_page, page, tmp_path):
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     look("keyboard")
+    assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_an_answer_and_its_dialogs_are_chinese(open_page, page):
+    """Figures, details, code, and the scoreboard of two answers."""
+    chunks = [{"choices": [{"index": 0, "delta": {"content": "你好"}}]}] * 2
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    usage = {"prompt_tokens": 80, "completion_tokens": 41, "prompt_tokens_details": {"cached_tokens": 40}}
+    body = "".join(f"data: {json.dumps(one)}\n\n" for one in (*chunks, end, {"choices": [], "usage": usage}))
+    told_by = {
+        "x-ichat-worker": "llama-70b-0", "x-ichat-model": "llama-70b", "x-ichat-attempts": "2",
+        "x-ichat-prefix": "40/80", "x-ichat-overhead-ms": "1.2", "x-ichat-dropped": "top_k", "x-request-id": "req-0001",
+        "content-type": "text/event-stream",
+    }  # fmt: skip
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"{body}data: [DONE]\n\n", headers=told_by))
+    known = words_in([busy_cluster(), usage]) | {"req-0001", "length", "curl"}
+    open_page("playground?model=llama-70b")
+    page.get_by_role("heading", name="参数").click()
+    page.get_by_role("button", name="与另一个模型对比").click()
+    page.get_by_label("消息", exact=True).fill("1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".said[data-state=done]")).to_have_count(2)
+    expect(page.locator(".play-figures").first).to_contain_text("提示词 80，其中缓存 40")
+    expect(page.locator(".said[data-state=done]").first).to_contain_text("回答被截断")
+    found = english_in(page.evaluate(TEXTS, [LEFT_OUT]), known)
+    for name in ("详情", "代码"):
+        page.get_by_role("button", name=name).first.click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        found += english_in(page.evaluate(TEXTS, [LEFT_OUT]), known)
+        page.keyboard.press("Escape")
     assert not found, "\n".join(dict.fromkeys(found))
 
 
