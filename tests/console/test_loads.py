@@ -1,5 +1,7 @@
 """What pages say while models are loaded: what the load does and what is left of it, and nothing red."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 from support.console_state import busy_cluster, model, told, worker
@@ -154,6 +156,10 @@ def test_the_playground_says_what_it_waits_for(loading, page):
     waiting = page.locator(".by-model")
     expect(waiting).to_contain_text(f"tiny is being loaded: {WORDS} (the last loads took 15 min)")
     expect(waiting.get_by_role("progressbar")).to_be_visible()
+    waiting.locator("summary").press("Enter")
+    phases = waiting.get_by_role("table", name="Phases").locator("tbody tr")
+    expect(phases.first).to_have_text(re.compile("importing vLLM.*9.2 s.*8.4 s"))
+    expect(phases.last).to_contain_text("now")
     expect(waiting.get_by_role("link", name="Log")).to_have_attribute("href", "#/workers/tiny-0?tab=log")
     tell = "one => window.tell('workers', { changed: [one], gone: [] })"
     page.evaluate(tell, worker("tiny-0", "loading", ready_in_s=600.0, phase="importing vllm"))

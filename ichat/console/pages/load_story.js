@@ -43,6 +43,28 @@ function columnsOf(rows, isUnderWay) {
 }
 
 /**
+ * The phases of a load beside those of the load before; the last phase is now if the load is under way.
+ *
+ * @param {{ rows: Phase[], isUnderWay: boolean }} props
+ */
+function Phases({ rows, isUnderWay }) {
+  return html`<${Table} label=${t("Phases")} columns=${columnsOf(rows, isUnderWay)} rows=${rows}
+    keyOf=${(/** @type {Phase} */ row) => `${rows.indexOf(row)} ${row.name}`} />`;
+}
+
+/**
+ * The phases of the load that is under way, folded; nothing before the first phase.
+ *
+ * @param {{ worker: Worker }} props
+ */
+export function FoldedPhases({ worker }) {
+  const rows = phasesOf(worker);
+  if (!rows.length) return null;
+  return html`<details><summary class="hint">${t("Phases")}</summary>
+    <${Phases} rows=${rows} isUnderWay=${true} /></details>`;
+}
+
+/**
  * Return how long a load has taken, and how long the load before took.
  *
  * @param {string} took
@@ -69,9 +91,5 @@ export function LoadStory({ worker }) {
   const lead = load && leadOf(duration(took), isUnderWay, load.expected_s);
   return html`<${Card} title=${isUnderWay ? t("Its load") : t("Its last load")} lead=${lead} flush=${rows.length > 0}>
     ${isUnderWay && html`<div class="load-now"><${LoadBar} worker=${worker} /></div>`}
-    ${
-      rows.length > 0 &&
-      html`<${Table} label=${t("Phases")} columns=${columnsOf(rows, isUnderWay)} rows=${rows}
-      keyOf=${(/** @type {Phase} */ row) => `${rows.indexOf(row)} ${row.name}`} />`
-    }<//>`;
+    ${rows.length > 0 && html`<${Phases} rows=${rows} isUnderWay=${isUnderWay} />`}<//>`;
 }

@@ -19,7 +19,7 @@ import {
   useState,
   useTick,
 } from "../../ui.js";
-import { LoadBar } from "../load_story.js";
+import { FoldedPhases, LoadBar } from "../load_story.js";
 import { Explained } from "../models.js";
 import { comingOf, expectedOf, isLoading, isWords, loadWords, stateWords } from "../states.js";
 import { clientKey, useTargets } from "./access.js";
@@ -121,7 +121,7 @@ function Loading({ worker, model, waited }) {
   return html`<div class="load-now wait" role="status"><span class="hint">${t("{model} is being loaded:", { model })}
     ${" "}${loadWords(worker)}${usual} · ${waited}
     ${" "}<a href=${hrefOf("workers", [worker.worker_id], { tab: "log" })}>${t("Log")}</a></span>
-    <${LoadBar} worker=${worker} /></div>`;
+    <${LoadBar} worker=${worker} /><${FoldedPhases} worker=${worker} /></div>`;
 }
 
 /**
