@@ -146,7 +146,8 @@ function Locked({ error }) {
     <${Icon} name="lock" size=${28} />
     <h1>${t("Operator's key")}</h1>
     <p class="hint">${tParts(
-      "The key of {variable} or {hash}; where there is none, open the link that {command} prints. It stays in this tab and is forgotten when the tab closes.",
+      "The key of {variable} or {hash}; where there is none, open the link that {command} " +
+        "prints. It stays in this tab and is forgotten when the tab closes.",
       {
         variable: html`<code>security.admin_key_env</code>`,
         hash: html`<code>admin_key_hash</code>`,
@@ -220,9 +221,11 @@ function Shell() {
     <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="22" height="22" />iChat</a>
     <span class="spring"></span>
     <${Connection} />
-    <button type="button" class="icon-button" title=${t("Dark or light (t)")} aria-label=${t("Dark or light")} onClick=${turnTheme}>
+    <button type="button" class="icon-button" title=${t("Dark or light (t)")} aria-label=${t("Dark or light")}
+      onClick=${turnTheme}>
       <${Icon} name="theme" /></button>
-    <button type="button" class="icon-button" title=${t("Keyboard (?)")} aria-label=${t("Keyboard")} onClick=${() => setHelp(true)}>
+    <button type="button" class="icon-button" title=${t("Keyboard (?)")} aria-label=${t("Keyboard")} onClick=${() =>
+      setHelp(true)}>
       <kbd>?</kbd></button>
     <button type="button" class="icon-button" lang=${otherLanguage.tag} title=${otherLanguage.name}
       aria-label=${`${otherLanguage.short}: ${otherLanguage.name}`}

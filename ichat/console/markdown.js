@@ -3,6 +3,7 @@
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
 import { useLayoutEffect, useRef } from "preact/hooks";
+import { colour } from "./syntax.js";
 import { t } from "./texts.js";
 import { copyText } from "./ui/basics.js";
 import { html } from "./ui/html.js";
@@ -285,6 +286,7 @@ function frame(pre) {
   bar.append(element("span", "", /^[\w+#.-]{1,24}$/.test(language) ? language : ""), button);
   pre.replaceWith(box);
   box.append(bar, pre);
+  if (pre.firstElementChild) colour(pre.firstElementChild, language);
 }
 
 /**

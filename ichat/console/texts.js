@@ -73,11 +73,11 @@ export const tParts = (text, holes) =>
  * Chinese has no plural: there the text for many is always meant.
  *
  * @param {number} value
- * @param {string} one
+ * @param {string} single
  * @param {string} many
  * @param {Record<string, unknown>} holes
  */
-export const tPlural = (value, one, many, holes) => t(value === 1 && language === "en" ? one : many, holes);
+export const tPlural = (value, single, many, holes) => t(value === 1 && language === "en" ? single : many, holes);
 
 /**
  * Return sentences as a text; empty sentences are left out. Chinese has no space between sentences.

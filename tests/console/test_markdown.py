@@ -1,8 +1,10 @@
 """What models write is hostile: Markdown and markup that want to run a script, ask elsewhere, or pretend to be the page."""
 
+import re
 import time
 
 import pytest
+from playwright.sync_api import expect
 from support.programs import LIMIT_S
 
 RENDER = """async ({ texts, how }) => {
@@ -33,6 +35,8 @@ ATTRIBUTES = {
     "a": {"href", "title", "target", "rel"}, "img": {"src", "alt"}, "div": {"class"}, "span": {"class"}, "bdi": {"class"},
     "button": {"class", "type"}, "pre": {"class", "tabindex"}, "ol": {"start"}, "th": {"align"}, "td": {"align"},
 }  # fmt: skip
+COLOURS = re.compile(r"(hljs-[a-z_]+|[a-z]+_)( ([a-z]+_+))*")
+"""Classes of the parts of code in colours."""
 CLASSES = {"md-code", "md-bar", "md-table", "md-host", "", "button quiet small", "plain"}
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ELSEWHERE = "http://192.0.2.1/hostile"
@@ -151,7 +155,7 @@ def check(found):
         elif name == "src":
             assert value.startswith("data:image/png;base64,"), value
         elif name == "class":
-            assert value in CLASSES, value
+            assert value in CLASSES or (tag == "span" and COLOURS.fullmatch(value)), value
     targets = [value for tag, name, value in found["attributes"] if (tag, name) == ("a", "target")]
     rels = [value for tag, name, value in found["attributes"] if (tag, name) == ("a", "rel")]
     links = [value for tag, name, value in found["attributes"] if (tag, name) == ("a", "href")]
@@ -222,3 +226,32 @@ def test_good_markdown_looks_as_it_should(shown):
     assert "c.example e.example" in text
     assert "Picture: cat f.example" in text
     assert "mail a@b.example" in text
+
+
+def test_code_has_colours_and_keeps_its_characters(shown, page):
+    """The library and a language are loaded with the first block that needs them, and colour it."""
+    asked = []
+    page.on("request", lambda request: ".min.js" in request.url and asked.append(request.url.rpartition("/")[2]))
+    shown("markdown", "```nothing\nx = 1\n```")
+    assert not asked
+    code = "def f(a):\n    return '<b>' + a  # <script>window.ran = 1</script>\n"
+    shown("markdown", f"```python\n{code}```")
+    expect(page.locator("#hostile .hljs-keyword").first).to_have_text("def")
+    assert sorted(asked) == ["core.min.js", "python.min.js"]
+    assert page.locator("#hostile code").last.text_content() == code.removesuffix("\n")
+    found = shown("markdown", f"```python\n{code}```", f"```py\n{code * 200}```", "```python\n" + "a" * 400 + "\n```")
+    check(found)
+    assert len([value for _, name, value in found["attributes"] if name == "class" and value == "hljs-comment"]) == 1
+    for text in (*MARKUP, *MARKDOWN):
+        check(shown("markdown", f"````python\n{text}\n````", f"````html\n{text}\n````"))
+    expect(page.locator("#hostile .hljs-tag").first).to_be_attached()
+
+
+def test_code_without_the_library_has_no_colours(shown, page, context):
+    """A file that does not arrive leaves the text as it was."""
+    context.watched.allowed.append("core.min.js")
+    page.route("**/core.min.js", lambda route: route.abort())
+    with page.expect_request_finished(lambda request: "rust.min.js" in request.url):
+        found = shown("markdown", "```rust\nfn main() {}\n```")
+    check(found)
+    assert "fn main() {}" in page.locator("#hostile").inner_text()

@@ -75,7 +75,10 @@ export function CopiesDialog({ model, wanted, onClose }) {
         ending.length && t("{ending} ends", { ending: ending.join(", ") }),
       ];
       toast(
-        `${model}: ${done.filter(Boolean).join("; ") || (min === max ? t("{min} replicas", { min }) : t("{min} to {max} replicas", { min, max }))}.`,
+        `${model}: ${
+          done.filter(Boolean).join("; ") ||
+          (min === max ? t("{min} replicas", { min }) : t("{min} to {max} replicas", { min, max }))
+        }.`,
       );
       onClose();
     } catch (error) {
@@ -88,7 +91,10 @@ export function CopiesDialog({ model, wanted, onClose }) {
     <button type="submit" form="copies" class="button primary" disabled=${isBusy}>${t("Change")}</button>`}>
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
     <form id="copies" class="form" onSubmit=${scale}>
-      <${Field} wide label=${t("Replicas")} hint=${t("3, or a range such as 1-4: then the load decides. A replica that ends answers its requests first. A reload of another number ends this change.")}>
+      <${Field} wide label=${t("Replicas")} hint=${t(
+        "3, or a range such as 1-4: then the load decides. A replica that ends answers its " +
+          "requests first. A reload of another number ends this change.",
+      )}>
         <input type="text" required value=${text} onInput=${(event) => setText(event.target.value)} /><//>
     </form><//>`;
 }
@@ -146,9 +152,14 @@ export function WorkerButtons({ worker, onGone }) {
     if (await stop(worker)) onGone();
   };
   if (state === "stopped")
-    return html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t("Start")}<//>`;
+    return html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t(
+      "Start",
+    )}<//>`;
   const isDown = state === "failed" || state === "restarting";
-  return html`${isDown && html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t("Start")}<//>`}
+  return html`${
+    isDown &&
+    html`<${Button} tone="primary" onClick=${() => ask("start", t("{id} is being started.", { id }))}>${t("Start")}<//>`
+  }
     ${!isDown && state !== "cold" && html`<${Button} onClick=${restart}>${t("Restart")}<//>`}
     ${
       !isOnDemand &&

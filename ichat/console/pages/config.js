@@ -121,12 +121,17 @@ function FileState({ file, config }) {
       : t("Review the changes once it is right.");
     return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
       <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>
-      ${file.errors.length > MISTAKES_MAX && html`<p>${t("and {count} more", { count: file.errors.length - MISTAKES_MAX })}</p>`}
+      ${
+        file.errors.length > MISTAKES_MAX &&
+        html`<p>${t("and {count} more", { count: file.errors.length - MISTAKES_MAX })}</p>`
+      }
       <p>${next}</p><//>`;
   }
   if (!config.file_changed) return null;
   return html`<${Notice} title=${file?.state === "changed" ? `${configTitle(file)}.` : t("The file has changed.")}>
-    ${config.watched ? t("The gateway reads it in a moment.") : t("Review the changes to see what a reload would do.")}<//>`;
+    ${
+      config.watched ? t("The gateway reads it in a moment.") : t("Review the changes to see what a reload would do.")
+    }<//>`;
 }
 
 /** The configuration in force. */
@@ -173,7 +178,9 @@ export default function Configuration() {
       ? tParts("In force, from {path}. Secrets are masked.", { path: html`<code>${config.path}</code>` })
       : t("In force. This gateway was started without a file.")
   }
-    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>${t("Review changes")}<//>`}>
+    actions=${
+      config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>${t("Review changes")}<//>`
+    }>
     ${
       failure &&
       html`<${Notice} tone="bad" title=${t("The file was not accepted.")}>
@@ -181,7 +188,8 @@ export default function Configuration() {
     }
     ${!failure && html`<${FileState} file=${file} config=${config} />`}
     ${plan && html`<${Plan} plan=${plan} apply=${apply} close=${() => setPlan(null)} />`}
-    <div class="actions"><input type="search" aria-label=${t("Find a setting")} placeholder=${t("Find a setting")} value=${search}
+    <div class="actions"><input type="search" aria-label=${t("Find a setting")} placeholder=${t("Find a setting")}
+      value=${search}
       onInput=${(event) => setSearch(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${onlySet}
         onChange=${(event) => setOnlySet(event.target.checked)} /> ${t("Only what is not the default")}</label></div>

@@ -55,8 +55,12 @@ export function Connect({ model, onClose }) {
   const key = secret || (isNeeded === false ? NO_KEY : KEY_TO_COME);
   const recipes = recipesFor({ base: BASE, model, key });
   const recipe = recipes.find((one) => one.name === client) ?? recipes[0];
-  return html`<${Dialog} wide stays=${Boolean(secret)} title=${t("Connect a client to {model}", { model })} onClose=${onClose}
-      actions=${html`<button type="button" class="button" onClick=${onClose}>${secret ? t("Done") : t("Close")}</button>`}>
+  return html`<${Dialog} wide stays=${Boolean(secret)} title=${t("Connect a client to {model}", { model })} onClose=${
+    onClose
+  }
+      actions=${html`<button type="button" class="button" onClick=${onClose}>${
+        secret ? t("Done") : t("Close")
+      }</button>`}>
     <${Tabs} label=${t("Client")} tabs=${recipes} current=${recipe.name} onSelect=${setClient} />
     ${
       isPattern(model) &&
@@ -69,8 +73,13 @@ export function Connect({ model, onClose }) {
     ${recipe.notes.map((note) => html`<p key=${note} class="hint">${note}</p>`)}
     ${isLocal(BASE) && html`<p class="hint">${t("On another machine, write this machine's name in the address.")}</p>`}
     ${failure && html`<${Notice} tone="bad">${failure}<//>`}
-    ${isNeeded === false && !secret && html`<p class="hint">${t("Clients need no key here: any text is accepted.")}</p>`}
+    ${
+      isNeeded === false && !secret && html`<p class="hint">${t("Clients need no key here: any text is accepted.")}</p>`
+    }
     ${isNeeded && !secret && html`<${FreshKey} model=${model} onMade=${setSecret} />`}
-    ${secret && html`<${Notice} tone="busy">${t("The key is in the texts above. It is shown only here: copy it now.")}<//>`}
+    ${
+      secret &&
+      html`<${Notice} tone="busy">${t("The key is in the texts above. It is shown only here: copy it now.")}<//>`
+    }
     <//>`;
 }

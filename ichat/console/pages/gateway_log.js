@@ -12,6 +12,8 @@ import { Log } from "./log.js";
  * @param {{ params: Route }} props
  */
 export default function GatewayLog({ params }) {
-  return html`<${Page} title=${t("Gateway log")} lead=${t("The lines of the gateway itself; each worker has a log of its own.")}>
+  return html`<${Page} title=${t("Gateway log")} lead=${t(
+    "The lines of the gateway itself; each worker has a log of its own.",
+  )}>
     <${Card}><${Log} id="" place=${["log"]} query=${params.query} /><//><//>`;
 }

@@ -109,7 +109,9 @@ function Fields({ form, set, of }) {
     <${Field} label=${t("Expires")}><select value=${form.expires}
       onChange=${(event) => set({ ...form, expires: event.target.value })}>
       ${expiries.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
-    <${Field} wide label=${t("Models")} hint=${t("Names with commas between them; empty: all, also those that come later.")}>
+    <${Field} wide label=${t("Models")} hint=${t(
+      "Names with commas between them; empty: all, also those that come later.",
+    )}>
       <input type="text" list="known-models" spellcheck=${false} placeholder=${t("all")} ...${field("models")} /><//>
     <datalist id="known-models">${known.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
     ${LIMITS.map(
@@ -345,7 +347,9 @@ export default function Keys() {
       onInput=${(event) => setText(event.target.value)} />
     <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "create" })}>${t("Create a key")}<//>`;
   return html`<${Page} title=${t("Keys")} actions=${make}
-    lead=${t("Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.")}>
+    lead=${t(
+      "Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.",
+    )}>
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
     ${
       answer &&

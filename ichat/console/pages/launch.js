@@ -78,10 +78,14 @@ function Gpus({ draft, set }) {
       (gpu) => html`<label key=${gpu.index} class="check"><input type="checkbox"
       disabled=${draft.gpu_ids === null} checked=${draft.gpu_ids?.includes(gpu.index) ?? true}
       onChange=${() => turn(gpu.index)} /> <b>${gpu.index}</b> ${gpu.name}
-      <span class="hint">${gpu.failure || t("{free} free of {total}", { free: bytes(free(gpu)), total: bytes(gpu.memory_total_bytes) })}</span>
+      <span class="hint">${
+        gpu.failure || t("{free} free of {total}", { free: bytes(free(gpu)), total: bytes(gpu.memory_total_bytes) })
+      }</span>
     </label>`,
     )}
-    ${draft.gpu_ids?.length === 0 && html`<span class="hint">${t("None: the worker will see no GPU.")}</span>`}</fieldset>`;
+    ${
+      draft.gpu_ids?.length === 0 && html`<span class="hint">${t("None: the worker will see no GPU.")}</span>`
+    }</fieldset>`;
 }
 
 /** @param {NonNullable<Api.Machine["gpus"]>[number]} gpu */
@@ -106,7 +110,9 @@ function Model({ draft, set, engines }) {
     <${Field} label=${t("Name")} hint=${t("What requests call it.")}>
       <input type="text" class="mono" spellcheck=${false} placeholder=${nameOf(draft)} ...${field("model_name")} /><//>
     <${Field} label=${t("Load")}><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
-      <option value="start">${t("At once, and stay")}</option><option value="on_demand">${t("When it is wanted")}</option></select><//>
+      <option value="start">${t("At once, and stay")}</option><option value="on_demand">${t(
+        "When it is wanted",
+      )}</option></select><//>
     <${Field} label=${t("Replicas")} hint=${t("3, or a range such as 1-4: the load decides. Empty: a single worker.")}>
       <input type="text" placeholder="1" ...${field("replicas")} /><//>
     <${Field} label=${t("Number of GPUs")} hint=${t("2, a share such as 0.5, or auto: the gateway chooses them.")}>
@@ -154,7 +160,9 @@ function More({ draft, set }) {
         <input type="text" inputmode="decimal" ...${field("idle_s")} /><//>`
     }
     <label class="check"><input type="checkbox" checked=${draft.share_gpus}
-      onChange=${(event) => set({ share_gpus: event.target.checked })} /> ${t("It may share GPUs with other workers")}</label>
+      onChange=${(event) => set({ share_gpus: event.target.checked })} /> ${t(
+        "It may share GPUs with other workers",
+      )}</label>
     <${Field} wide label=${t("Environment")} hint=${t("One variable a line.")}>
       <textarea rows="2" class="mono" spellcheck=${false} placeholder="NAME=value" ...${field("env")}></textarea><//>
   </div></details>`;
@@ -187,7 +195,14 @@ function Check({ body, wrong, answer, launch, again }) {
         html`<${Notice} tone="warn" title=${t("Its arguments could not be checked.")}>
         ${answer.unchecked}<//>`
       }
-      ${isReady && html`<p class="fine">${answer.unchecked ? t("Nothing that is known keeps it from starting now.") : t("Nothing keeps it from starting now.")}</p>`}
+      ${
+        isReady &&
+        html`<p class="fine">${
+          answer.unchecked
+            ? t("Nothing that is known keeps it from starting now.")
+            : t("Nothing keeps it from starting now.")
+        }</p>`
+      }
       <div class="actions"><${Button} tone="primary" icon="play" disabled=${!isReady || wrong} onClick=${launch}>
         ${body?.load === "on_demand" ? t("Add the worker") : t("Launch")}<//></div>
     </div><//>
@@ -253,10 +268,15 @@ export default function Launch({ params }) {
     if (isMounted.current) go("workers", [started.worker_id]);
   };
   const clear = html`<${Button} tone="quiet" onClick=${() => setDraft(() => EMPTY)}>${t("Clear")}<//>`;
-  return html`<${Page} title=${t("Launch a worker")} actions=${clear} lead=${t("The gateway starts it on its own machine, supervises it, and starts it again with its next start.")}>
+  return html`<${Page} title=${t("Launch a worker")} actions=${clear} lead=${t(
+    "The gateway starts it on its own machine, supervises it, and starts it again with its next start.",
+  )}>
     <div class="launch"><div class="pile">
       <${Model} draft=${draft} set=${set} engines=${engines} />
-      <${Card} title=${t("Arguments of {backend}", { backend: draft.backend })} lead=${t("An empty field is the engine's default. vLLM's names are known to SGLang's workers, too, and the other way round.")}>
+      <${Card} title=${t("Arguments of {backend}", { backend: draft.backend })} lead=${t(
+        "An empty field is the engine's default. vLLM's names are known to SGLang's workers, " +
+          "too, and the other way round.",
+      )}>
         <${Arguments} flags=${flags.flags} asked=${flags} args=${draft.args} onArg=${onArg} /><//>
       <${More} draft=${draft} set=${set} />
     </div>

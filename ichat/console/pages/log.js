@@ -152,7 +152,9 @@ function Around({ id, place: [page, ...rest], query }) {
       <a class="button small" href=${live}>${t("Newest lines")}</a>
       <${Button} small onClick=${() => download(id, part.lines.at(-1)?.previous ?? false)}>${t("Download")}<//>
       <span class="spring"></span>
-      <span class="muted num" role="status">${part.isBusy ? "reading…" : count(part.lines.length, "{count} line", "{count} lines")}</span>
+      <span class="muted num" role="status">${
+        part.isBusy ? t("reading…") : count(part.lines.length, "{count} line", "{count} lines")
+      }</span>
     </div>
     <${Box} lines=${part.lines} marked=${at} sticks=${false}
       hrefAt=${(/** @type {string} */ one) => hrefOf(page, rest, changed(query, { at: one }))}

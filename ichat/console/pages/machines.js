@@ -12,7 +12,11 @@ import { age, Badge, bytes, Card, count, duration, Empty, html, inWords, Meter, 
 export default function Machines() {
   const machines = useStore((all) => all.machines);
   const gpus = machines.flatMap((one) => one.gpus ?? []);
-  const lead = `${count(machines.length, "{count} machine", "{count} machines")}${t(", ")}${count(gpus.length, "{count} GPU", "{count} GPUs")}${t(". ")}${t(
+  const lead = `${count(machines.length, "{count} machine", "{count} machines")}${t(", ")}${count(
+    gpus.length,
+    "{count} GPU",
+    "{count} GPUs",
+  )}${t(". ")}${t(
     "A machine is here while a worker on it sends heartbeats, the gateway runs on it, or it is a node of Ray.",
   )}`;
   return html`<${Page} title=${t("Machines & GPUs")} lead=${lead}>
@@ -93,7 +97,9 @@ function Relays() {
       cell: (row) => row.restarts,
     },
   ];
-  return html`<${Card} title=${t("Relays")} flush actions=${html`<span class="muted">${t("term {term}", { term: gateway.term })}</span>`}>
+  return html`<${Card} title=${t("Relays")} flush actions=${html`<span class="muted">${t("term {term}", {
+    term: gateway.term,
+  })}</span>`}>
     <${Table} label=${t("Relays")} columns=${columns} rows=${relays} keyOf=${(/** @type {Relay} */ row) => row.pid}
       sort="number" />
     ${facts.length > 0 && html`<p class="table-empty">${facts.join(" ")}</p>`}<//>`;
@@ -107,10 +113,16 @@ function Machine({ machine }) {
   const used = total && free !== null ? total - free : null;
   const here = machine.workers.map((id) => workers.find((one) => one.worker_id === id) ?? { worker_id: id });
   return html`<${Card} title=${html`${machine.name} ${machine.has_gateway && html`<${Badge}>${t("gateway")}<//>`}`}
-      actions=${html`<span class="muted">${machine.cpus ? count(machine.cpus, "{count} CPU", "{count} CPUs") : ""}</span>`}>
+      actions=${html`<span class="muted">${
+        machine.cpus ? count(machine.cpus, "{count} CPU", "{count} CPUs") : ""
+      }</span>`}>
     <div class="machine">
-      <div class="machine-use"><span>${t("CPU")}</span><${Meter} value=${machine.cpu_use} label=${t("CPU in use")} /></div>
-      <div class="machine-use"><span>${t("Memory")}</span><${Meter} value=${used === null ? null : used / (total ?? used)}
+      <div class="machine-use"><span>${t("CPU")}</span><${Meter} value=${machine.cpu_use} label=${t(
+        "CPU in use",
+      )} /></div>
+      <div class="machine-use"><span>${t("Memory")}</span><${Meter} value=${
+        used === null ? null : used / (total ?? used)
+      }
         label=${t("Memory in use")} text=${t("{used} of {total}", { used: bytes(used), total: bytes(total) })} /></div>
       <div class="machine-use"><span>${t("Workers")}</span><span class="badges">${here.map(
         (one) => html`<a
@@ -152,7 +164,8 @@ function Gpu({ gpu }) {
   const width = (/** @type {number} */ size) => ({ width: `${total ? Math.min(100, (size / total) * 100) : 0}%` });
   const name = gpu.name.replace(/^NVIDIA /, "");
   return html`<div class=${`gpu ${gpu.failure ? "failed" : ""}`}>
-    <header><b>${t("GPU {index}", { index: gpu.index })}</b><span class="muted">${name}</span><span class="spring"></span>
+    <header><b>${t("GPU {index}", { index: gpu.index })}</b><span class="muted">${name}</span><span
+      class="spring"></span>
       ${
         gpu.failure
           ? html`<${Badge} tone="bad">${t("does not answer")}<//>`
@@ -162,7 +175,10 @@ function Gpu({ gpu }) {
       gpu.failure
         ? html`<p class="field-error">${gpu.failure}</p>`
         : html`
-    <div class="stack" role="img" aria-label=${t("{used} of {total} in use", { used: bytes(gpu.memory_used_bytes), total: bytes(total) })}>
+    <div class="stack" role="img" aria-label=${t("{used} of {total} in use", {
+      used: bytes(gpu.memory_used_bytes),
+      total: bytes(total),
+    })}>
       ${holders.map(
         (one, at) => html`<i key=${one.worker_id} class=${`chart-${(at % 4) + 1}`}
         style=${width(one.memory_bytes)} title=${`${one.worker_id}: ${bytes(one.memory_bytes)}`}></i>`,

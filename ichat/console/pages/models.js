@@ -43,9 +43,10 @@ export default function Models({ params }) {
   const [asked, setAsked] = useState(/** @type {string | null} */ (null));
   const has = (/** @type {string} */ name) => name.toLowerCase().includes(text.toLowerCase());
   const names = aliases.filter((one) => has(one.name) || one.targets?.some((target) => has(target.model)));
-  return html`<${Page} title=${t("Models & names")} lead=${t("What clients can ask for, and what answers.")} actions=${html`
-      <input type="search" aria-label=${t("Find models")} placeholder=${t("Find ( / )")} value=${text}
-        onInput=${(event) => setText(event.target.value)} />`}>
+  const actions = html`<input type="search" aria-label=${t("Find models")} placeholder=${t("Find ( / )")} value=${text}
+    onInput=${(event) => setText(event.target.value)} />`;
+  const lead = t("What clients can ask for, and what answers.");
+  return html`<${Page} title=${t("Models & names")} lead=${lead} actions=${actions}>
     <${ModelList} models=${models.filter((one) => has(one.id))} ask=${setAsked} />
     ${aliases.length > 0 && html`<${NameList} names=${names} ask=${setAsked} />`}
     ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}
@@ -135,7 +136,9 @@ function ModelList({ models, ask }) {
       }
         ${
           canScale(row) &&
-          html`<${Button} small aria-label=${t("Scale {id}", { id: row.id })} onClick=${() => setScaled(row)}>${t("Scale")}<//>`
+          html`<${Button} small aria-label=${t("Scale {id}", { id: row.id })} onClick=${() => setScaled(row)}>${t(
+            "Scale",
+          )}<//>`
         }
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>${t("Try it")}</a>
         <a class="button quiet small" href=${hrefOf("models", [], { connect: row.id })}
@@ -144,7 +147,8 @@ function ModelList({ models, ask }) {
           onClick=${() => ask(row.id)}>${t("Route")}<//></span>`,
     },
   ];
-  return html`<${Card} title=${t("Models")} flush><${Table} label=${t("Models")} columns=${columns} rows=${models} sort="id"
+  return html`<${Card} title=${t("Models")} flush><${Table} label=${t("Models")} columns=${columns} rows=${models}
+    sort="id"
     keyOf=${(/** @type {Model} */ row) =>
       row.id} empty=${html`<${Empty} icon="models" title=${t("No model")}><p>${tParts(
       "A worker brings its model. {launch}, or write an external route into the configuration.",

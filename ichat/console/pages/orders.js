@@ -85,13 +85,19 @@ export function lineOf(made) {
 
 /** @param {{ of: Api.NewOrder, onClose: () => void }} props */
 function Made({ of: made, onClose }) {
-  return html`<${Dialog} stays title=${t("Worker {id} is ordered", { id: made.worker_id })} onClose=${onClose} actions=${html`
+  return html`<${Dialog} stays title=${t("Worker {id} is ordered", { id: made.worker_id })} onClose=${onClose}
+    actions=${html`
     <button type="button" class="button primary" onClick=${onClose}>${t("Done")}</button>`}>
-    <p>${t("Type this line on the other machine, until {at}. It starts the worker there, once, and is shown only here.", { at: when(made.expires_at) })}</p>
+    <p>${t(
+      "Type this line on the other machine, until {at}. It starts the worker there, once, and is shown only here.",
+      { at: when(made.expires_at) },
+    )}</p>
     <div data-line><${Code} text=${lineOf(made)} label=${t("Copy")} /></div>
     ${
       made.is_local_only &&
-      html`<${Notice} tone="warn">${t("This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.")}<//>`
+      html`<${Notice} tone="warn">${t(
+        "This gateway listens on loopback alone: set server_settings.host, or no other machine reaches it.",
+      )}<//>`
     }<//>`;
 }
 
@@ -216,7 +222,9 @@ export default function Orders() {
       cell: (row) =>
         isLive(row) &&
         html`<${Button} small tone="danger" onClick=${() => withdraw(row)}
-          aria-label=${row.fetched_at ? t("Stop {id}", { id: row.worker_id }) : t("Withdraw {id}", { id: row.worker_id })}>
+          aria-label=${
+            row.fetched_at ? t("Stop {id}", { id: row.worker_id }) : t("Withdraw {id}", { id: row.worker_id })
+          }>
           ${row.fetched_at ? t("Stop") : t("Withdraw")}<//>`,
     },
   ];
@@ -228,7 +236,9 @@ export default function Orders() {
       answer &&
       html`<${Card} flush><${Table} label=${t("Orders")} columns=${columns} rows=${answer.orders}
       keyOf=${(/** @type {Api.Order} */ row) => String(row.launch)}
-      empty=${html`<${Empty} icon="workers" title=${t("No orders")}><p>${t("Order a worker, and type its line on another machine.")}</p><//>`} /><//>`
+      empty=${html`<${Empty} icon="workers" title=${t("No orders")}><p>${t(
+        "Order a worker, and type its line on another machine.",
+      )}</p><//>`} /><//>`
     }
     ${isOpen && html`<${NewOrder} onClose=${() => setOpen(false)} onDone=${read} />`}<//>`;
 }

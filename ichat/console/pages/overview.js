@@ -70,7 +70,11 @@ function Problems({ found, isLive }) {
       wrong.length > 0 &&
       html`<${Card} title=${title} actions=${badge} flush><${Lines} lines=${wrong} kind="problems" /><//>`
     }
-    ${coming.length > 0 && html`<${Card} title=${t("On its way")} flush><${Lines} lines=${coming} kind="coming" /><//>`}`;
+    ${
+      coming.length > 0 &&
+      html`<${Card} title=${t("On its way")} flush><${Lines} lines=${coming}
+      kind="coming" /><//>`
+    }`;
 }
 
 /** @param {{ lines: Problem[], kind: string }} props */
@@ -81,7 +85,10 @@ function Lines({ lines, kind }) {
       <div><a href=${one.href}>${one.title}</a><span class="sub">${one.text}</span></div>
     </li>`,
   )}</ul>
-    ${lines.length > LINES_MAX && html`<p class="table-empty">${t("and {count} more", { count: number(lines.length - LINES_MAX) })}</p>`}`;
+    ${
+      lines.length > LINES_MAX &&
+      html`<p class="table-empty">${t("and {count} more", { count: number(lines.length - LINES_MAX) })}</p>`
+    }`;
 }
 
 /** @param {{ state: State }} props */

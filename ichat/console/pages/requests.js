@@ -125,7 +125,9 @@ function Lists({ params }) {
       value: (row) => row.model,
       cell: (row) =>
         html`<span class="clip" title=${row.model}>${row.model}</span>
-          ${row.alias && html`<span class="sub clip" title=${row.alias}>${t("as {alias}", { alias: row.alias })}</span>`}`,
+          ${
+            row.alias && html`<span class="sub clip" title=${row.alias}>${t("as {alias}", { alias: row.alias })}</span>`
+          }`,
     },
     {
       name: "phase",
@@ -165,7 +167,9 @@ function Lists({ params }) {
       extra: true,
       value: (row) => row.id,
       cell: (row) => html`<a href=${hrefOf("requests", [row.own_id])}
-        aria-label=${t("Request {id}", { id: row.id })}><code class="nowrap" title=${row.id}>${shortId(row.id)}</code></a>`,
+        aria-label=${t("Request {id}", { id: row.id })}><code class="nowrap" title=${row.id}>${shortId(
+          row.id,
+        )}</code></a>`,
     },
     {
       name: "do",

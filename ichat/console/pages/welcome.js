@@ -56,7 +56,8 @@ export function Welcome() {
       </div>
     </div>
     <${Notice} tone="busy">${tParts(
-      "Something does not start? {command} examines this machine, its engines and its configuration, and says what to type.",
+      "Something does not start? {command} examines this machine, its engines and its " +
+        "configuration, and says what to type.",
       { command: html`<code>./ichat.pyz doctor</code>` },
     )}<//><//>`;
 }
@@ -121,7 +122,7 @@ function Join({ settings, machine, engine, model }) {
     ${
       missing &&
       html`<p class="hint">${missing.why}${" "}
-      ${tParts("Write this into ichat.toml, and start the gateway anew with a long random word in {variable}:", {
+      ${tParts("Write this into ichat.toml, and start the gateway anew with a long random word in " + "{variable}:", {
         variable: html`<code>${variable}</code>`,
       })}</p><${Code} text=${missing.toml} />`
     }
@@ -146,11 +147,13 @@ function startWords(python, engine) {
   const variable = html`<code>ICHAT_JOIN_TOKEN</code>`;
   if (python === null)
     return tParts(
-      "Start it there with the interpreter that has its engine ({command} makes one), and with the same word in {variable}:",
+      "Start it there with the interpreter that has its engine ({command} makes one), and with " +
+        "the same word in {variable}:",
       { command: html`<code>./build engine ${engine?.name ?? "vllm"}</code>`, variable },
     );
   return tParts(
-    "Start it there with the interpreter that has its engine (on the gateway's machine it is {python}), and with the same word in {variable}:",
+    "Start it there with the interpreter that has its engine (on the gateway's machine it is " +
+      "{python}), and with the same word in {variable}:",
     { python: html`<code>${python}</code>`, variable },
   );
 }

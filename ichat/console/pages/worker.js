@@ -134,7 +134,8 @@ function whatNext({ managed, origin }) {
   if (!managed) return t("Start it again where it was started.");
   if (origin === "api") return t("It stays down until it is started here, or launched anew.");
   return tParts(
-    "It stays down until something of it changes in the configuration, or it is started here. {command} starts all that have failed.",
+    "It stays down until something of it changes in the configuration, or it is started " +
+      "here. {command} starts all that have failed.",
     { command: html`<code>./ichat.pyz reload --restart-failed</code>` },
   );
 }
@@ -181,13 +182,17 @@ function Now({ worker, query }) {
   ];
   if (isLoading(worker)) {
     return html`<${LoadStory} worker=${worker} />
-      <${Card} title=${t("Log")}><${Log} id=${worker.worker_id} place=${["workers", worker.worker_id]} query=${query} /><//>
+      <${Card} title=${t("Log")}><${Log} id=${worker.worker_id} place=${["workers", worker.worker_id]} query=${
+        query
+      } /><//>
       <${Card} title=${t("What it is")}><${Facts} facts=${facts} /><//>
       <${LastEnd} worker=${worker} />`;
   }
   const hasProcess = !WITHOUT_PROCESS.has(worker.state);
   return html`<div class="grid two">
-      ${hasValues(series.load) && html`<${Chart} ...${shared} title=${t("Requests in flight")} series=${series.load} />`}
+      ${
+        hasValues(series.load) && html`<${Chart} ...${shared} title=${t("Requests in flight")} series=${series.load} />`
+      }
       ${
         hasValues(series.cache) &&
         html`<${Chart} ...${shared} title=${t("KV cache in use")} max=${1} series=${series.cache}

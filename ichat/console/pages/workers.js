@@ -58,7 +58,9 @@ const COLUMNS = [
     align: "right",
     value: (row) => row.in_flight,
     cell: (row) =>
-      html`${row.in_flight}${row.waiting ? html`<span class="sub">${t("{count} wait inside", { count: row.waiting })}</span>` : ""}`,
+      html`${row.in_flight}${
+        row.waiting ? html`<span class="sub">${t("{count} wait inside", { count: row.waiting })}</span>` : ""
+      }`,
   },
   {
     name: "kv_use",
@@ -111,7 +113,9 @@ function List({ find }) {
   const tabs = GROUPS.map((one) => ({ name: one.name, title: one.title, count: found.filter(one.has).length }));
   const empty = workers.length
     ? html`${t("No worker is like that.")}`
-    : html`<${Empty} icon="workers" title=${t("No workers")}><p>${t("Launch a worker, or write it into the configuration.")}</p><//>`;
+    : html`<${Empty} icon="workers" title=${t("No workers")}><p>${t(
+        "Launch a worker, or write it into the configuration.",
+      )}</p><//>`;
   return html`<${Page} title=${t("Workers")} lead=${t("Each is a process with an engine and a model.")} actions=${html`
       <input type="search" aria-label=${t("Find workers")} placeholder=${t("Find ( / )")} value=${text}
         onInput=${(event) => setText(event.target.value)} />

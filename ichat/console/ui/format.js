@@ -115,8 +115,8 @@ export const when = (at) => timeOfDay(at, { ...MINUTES, second: "2-digit" });
  * Return `1 worker`, `2 workers`: the text for a single thing, else the text for many, with the number in {count}.
  *
  * @param {number} value
- * @param {string} one
+ * @param {string} single
  * @param {string} many
  * @param {Record<string, unknown>} [holes]
  */
-export const count = (value, one, many, holes) => tPlural(value, one, many, { ...holes, count: number(value) });
+export const count = (value, single, many, holes) => tPlural(value, single, many, { ...holes, count: number(value) });

@@ -47,11 +47,17 @@ function argumentsAt(source, from, closing = ")") {
   return { found: [...found, source.slice(begin, at).trim()], end: at };
 }
 
-/** Return the text of a literal; null: the source is none. */
-function textOf(source) {
-  const found = /^(["'])((?:[^\\]|\\.)*)\1$/s.exec(source ?? "");
-  if (!found) return null;
-  return JSON.parse(`"${found[1] === "'" ? found[2].replaceAll("\\'", "'").replaceAll('"', '\\"') : found[2]}"`);
+/** Return the text of a literal, or of several with + between them; null: the source is none. */
+function textOf(source = "") {
+  const parts = [];
+  for (let at = 0; at < source.length; at = /^\s*\+\s*|^/.exec(source.slice(at))[0].length + at) {
+    if (!"\"'".includes(source[at])) return null;
+    const end = endOfString(source, at) + 1;
+    const inner = source.slice(at + 1, end - 1);
+    parts.push(JSON.parse(`"${source[at] === "'" ? inner.replaceAll("\\'", "'").replaceAll('"', '\\"') : inner}"`));
+    at = end;
+  }
+  return parts.length ? parts.join("") : null;
 }
 
 /** Return the texts that the console looks up, with their files. */

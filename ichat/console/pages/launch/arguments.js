@@ -92,7 +92,9 @@ function Others({ flags, args, onArg }) {
         onInput=${(event) => onArg(key, event.target.value)} />
       <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>${t("Remove")}<//></div>`,
     )}
-    <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label=${t("Another argument")} value=${name}
+    <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label=${t("Another argument")} value=${
+      name
+    }
       placeholder="--an-argument-that-is-not-listed" onInput=${(event) => setName(event.target.value)} />
       <button class="button small" type="submit" disabled=${!name.trim()}>${t("Add")}</button></form></div>`;
 }
@@ -134,7 +136,10 @@ export function Arguments({ flags, asked, args, onArg }) {
   return html`<div class="arguments">
     ${
       asked.isUnderWay &&
-      html`<${Notice} tone="busy">${t("The engine is asked for its arguments; the first time it takes up to a minute, since its interpreter imports it.")}<//>`
+      html`<${Notice} tone="busy">${t(
+        "The engine is asked for its arguments; the first time it takes up to a minute, since " +
+          "its interpreter imports it.",
+      )}<//>`
     }
     ${asked.error && html`<${Notice} title=${t("The engine's arguments are not known.")}>${asked.error.message}<//>`}
     ${
@@ -142,7 +147,9 @@ export function Arguments({ flags, asked, args, onArg }) {
       html`<${Usual} flags=${flags} args=${args} onArg=${onArg} />
       <h3>${t("All {count} arguments", { count: flags.size })}</h3>
       <div class="actions">
-        <input type="search" aria-label=${t("Find an argument")} placeholder=${t("Find by name or help")} value=${search}
+        <input type="search" aria-label=${t("Find an argument")} placeholder=${t("Find by name or help")} value=${
+          search
+        }
           onInput=${(event) => {
             setSearch(event.target.value);
             setLimit(SHOWN);

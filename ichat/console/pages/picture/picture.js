@@ -197,7 +197,9 @@ export function Picture({ state, isTable }) {
   }, [workers, models, machines, aliases, width, rates, Math.round(now / 1000)]);
   const drawn = useMemo(() => html`<${Nodes} layout=${layout} />`, [layout]); // other events leave it as it is
   const turn = () => go("overview", [], isTable ? {} : { view: "table" });
-  const actions = html`<${Button} small tone="quiet" onClick=${turn}>${isTable ? t("As a picture") : t("As a table")}<//>`;
+  const actions = html`<${Button} small tone="quiet" onClick=${turn}>${
+    isTable ? t("As a picture") : t("As a table")
+  }<//>`;
   const lead = isTable
     ? ""
     : t("A line is as thick as its tokens a second: the height of a node stands for {top}.", {
@@ -212,6 +214,11 @@ export function Picture({ state, isTable }) {
       )}</div>
       <div ref=${place} class="picture-live" style=${{ height: `${layout.height}px` }}>
         ${!isTable && width > 0 && drawn}</div>
-      ${rates.leftOut > 0 && html`<p class="hint">${t("{count} requests by further ways are not drawn.", { count: number(rates.leftOut) })}</p>`}
+      ${
+        rates.leftOut > 0 &&
+        html`<p class="hint">${t("{count} requests by further ways are not drawn.", {
+          count: number(rates.leftOut),
+        })}</p>`
+      }
     </div><//>`;
 }

@@ -122,6 +122,6 @@ const hrefOfRow = ({ model }) => hrefOf("models", [], { find: model });
  * @param {{ rows: Row[] }} props
  */
 export function PictureTable({ rows }) {
-  return html`<${Table} label=${t("Requests on their way")} columns=${COLUMNS} rows=${rows} sort="-tokens" hasFilter=${false}
-    keyOf=${(/** @type {Row} */ row) => row.id} hrefOf=${hrefOfRow} />`;
+  return html`<${Table} label=${t("Requests on their way")} columns=${COLUMNS} rows=${rows} sort="-tokens"
+    hasFilter=${false} keyOf=${(/** @type {Row} */ row) => row.id} hrefOf=${hrefOfRow} />`;
 }

@@ -121,7 +121,9 @@ export function Chat({ model }) {
         ${
           !side.entries.length &&
           html`<p class="play-empty muted">${tParts(
-            "Nothing is said yet. What you write goes to {model} as clients send it: it waits in the same queues, and counts as any other request. The conversation is in this tab alone, and ends with it.",
+            "Nothing is said yet. What you write goes to {model} as clients send it: it waits in the " +
+              "same queues, and counts as any other request. The conversation is in this tab alone, " +
+              "and ends with it.",
             {
               model: html`<b>${side.model || t("a model")}</b>`,
             },

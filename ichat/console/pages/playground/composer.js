@@ -108,7 +108,8 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
     <${Pictures} pictures=${draft.pictures}
       onRemove=${(/** @type {number} */ gone) =>
         onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />
-    <textarea rows=${rows} aria-label=${t("Message")} placeholder=${t("Write a message")} value=${draft.text} onKeyDown=${press}
+    <textarea rows=${rows} aria-label=${t("Message")} placeholder=${t("Write a message")} value=${draft.text}
+      onKeyDown=${press}
       onPaste=${paste} onInput=${(event) => onChange({ ...draft, text: event.target.value })}></textarea>
     <div class="composer-bar">
       <input ref=${chooser} type="file" class="only-read" tabindex="-1" aria-label=${t("Pictures")} multiple

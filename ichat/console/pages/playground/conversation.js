@@ -44,7 +44,9 @@ function UserEntry({ entry }) {
   }
   return html`<article class="said by-user" data-by="user"><${Pictures} pictures=${entry.pictures} />
     <div class="said-text">${entry.text}</div>
-    <span class="reply-buttons"><${Button} small tone="quiet" onClick=${() => setText(entry.text)}>${t("Edit")}<//></span>
+    <span class="reply-buttons"><${Button} small tone="quiet" onClick=${() => setText(entry.text)}>${t(
+      "Edit",
+    )}<//></span>
   </article>`;
 }
 
@@ -52,7 +54,9 @@ function UserEntry({ entry }) {
 function ResultsEntry({ entry }) {
   return html`<article class="said by-user">${entry.results.map(
     ({ id, name, content }) => html`<div key=${id}>
-    <span class="hint">${tParts("{name} returned", { name: html`<code>${name}</code>` })}</span><pre class="lines">${content}</pre></div>`,
+    <span class="hint">${tParts("{name} returned", { name: html`<code>${name}</code>` })}</span><pre class="lines">${
+      content
+    }</pre></div>`,
   )}</article>`;
 }
 
@@ -110,7 +114,9 @@ function pretty(text) {
 
 /** @param {{ call: ReplyCall }} props */
 function Call({ call }) {
-  return html`<div class="call" data-call=${call.name}><span>${tParts("The model calls {name}", { name: html`<code>${call.name || "?"}</code>` })}</span>
+  return html`<div class="call" data-call=${call.name}><span>${tParts("The model calls {name}", {
+    name: html`<code>${call.name || "?"}</code>`,
+  })}</span>
     <pre class="lines">${pretty(call.arguments) || t("(no arguments)")}</pre></div>`;
 }
 
@@ -129,5 +135,7 @@ function Results({ side, calls }) {
     label=${t("What {name} returns", { name: call.name })}><textarea rows="2" class="mono" value=${texts[at]}
       onInput=${(event) => put(at, event.target.value)}></textarea><//>`,
   )}
-    <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>${t("Send the result")}<//></div>`;
+    <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>${t(
+      "Send the result",
+    )}<//></div>`;
 }

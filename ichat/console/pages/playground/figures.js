@@ -173,7 +173,9 @@ export function Who({ reply, body, onClose }) {
     <${Button} onClick=${() => void setAsking(true)}>${t("Route of this request")}<//><span class="spring"></span>
     <button type="button" class="button" onClick=${onClose}>${t("Close")}</button>`}>
     <${Facts} facts=${facts} />
-    ${!told.worker && html`<p class="hint">${reply.state === "failed" ? t("No worker has answered.") : UNNAMED}</p>`}<//>`;
+    ${
+      !told.worker && html`<p class="hint">${reply.state === "failed" ? t("No worker has answered.") : UNNAMED}</p>`
+    }<//>`;
 }
 
 /**

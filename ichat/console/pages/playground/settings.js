@@ -64,7 +64,9 @@ export function Settings({ settings, onChange, of = "chat" }) {
       const { open } = event.currentTarget;
       setOpen(() => open);
     }}>
-    <summary><h2>${t("Parameters")}</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>
+    <summary><h2>${t("Parameters")}</h2> ${
+      set.length > 0 && html`<span class="tab-count">${set.length}</span>`
+    }</summary>
     <div class="pile">
     ${
       isChat &&

@@ -209,6 +209,8 @@ function Ranked({ found }) {
       <span class="num">${row.score.toPrecision(3)}</span></span>`,
     },
   ];
-  return html`<${Card} title=${t("Best first")} flush><${Table} label=${t("Ranked texts")} columns=${columns} rows=${rows}
+  return html`<${Card} title=${t("Best first")} flush><${Table} label=${t("Ranked texts")} columns=${columns} rows=${
+    rows
+  }
     keyOf=${(/** @type {RankedText} */ row) => row.index} /><//><${Asked} found=${found} />`;
 }

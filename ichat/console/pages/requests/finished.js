@@ -95,7 +95,10 @@ const COLUMNS = [
     align: "right",
     value: (row) => row.duration_s,
     cell: (row) => html`<span class="num">${duration(row.duration_s)}</span>
-      ${row.phases.queued_s >= 0.1 && html`<span class="sub">${t("{time} queued", { time: duration(row.phases.queued_s) })}</span>`}`,
+      ${
+        row.phases.queued_s >= 0.1 &&
+        html`<span class="sub">${t("{time} queued", { time: duration(row.phases.queued_s) })}</span>`
+      }`,
   },
   {
     name: "first",
@@ -157,7 +160,8 @@ export function Finished({ query }) {
   const none = text || onlyFailed ? t("No request is like that.") : t("No request has ended.");
   const empty = answer ? html`<${Empty} icon="requests" title=${none} />` : t("Asking…");
   return html`<${Card} flush title=${t("Finished")} lead=${lead} actions=${html`
-      <input type="search" aria-label=${t("Filter by id, key, model, worker or error")} placeholder=${t("Filter")} value=${text}
+      <input type="search" aria-label=${t("Filter by id, key, model, worker or error")} placeholder=${t("Filter")}
+        value=${text}
         onInput=${(event) => setText(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${onlyFailed}
         onChange=${(event) => setOnlyFailed(event.target.checked)} />${t("only failures")}</label>

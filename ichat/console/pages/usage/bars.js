@@ -48,7 +48,9 @@ export function Bars({ title, bars, keys }) {
   const most = Math.max(1, ...bars.map((bar) => bar.tokens));
   const colorOf = (/** @type {string} */ key) => COLORS[keys.indexOf(key) % COLORS.length];
   const wordsOf = (/** @type {Bar} */ bar) =>
-    `${bar.title}: ${bar.tokens ? bar.parts.map((part) => `${part.key} ${short(part.tokens)}`).join(", ") : t("nothing")}`;
+    `${bar.title}: ${
+      bar.tokens ? bar.parts.map((part) => `${part.key} ${short(part.tokens)}`).join(", ") : t("nothing")
+    }`;
   const step = Math.ceil(bars.length / 12);
   return html`<figure class="card bars" aria-label=${title}>
     <figcaption><span class="chart-title">${title}</span><span class="chart-values">${keys.map(
