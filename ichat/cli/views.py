@@ -21,6 +21,7 @@ def show_workers(screen: Screen, answer: Json) -> None:
     """Show every worker in a line: its identity, its load, and a remark."""
     workers = objects_of(answer.get("data"))
     copy = ["copy"] if any(map(copy_of, workers)) else []
+    where = ["where"] if any(map(_is_elsewhere, workers)) else []
     rows: list[list[object]] = []
     for worker in workers:
         progress = object_of(worker.get("progress"))
@@ -30,6 +31,7 @@ def show_workers(screen: Screen, answer: Json) -> None:
             ",".join(names_of(worker)),
             *([copy_of(worker)] if copy else []),
             worker.get("backend"),
+            *([worker.get("where")] if where else []),
             _address(worker),
             worker.get("in_flight"),
             _count(progress.get("running")),
@@ -45,7 +47,12 @@ def show_workers(screen: Screen, answer: Json) -> None:
         return
     can_go = ("last heartbeat", "kv use", "waiting", "running", "restarts", "backend", "address", "hits")
     load = ("in flight", "running", "waiting", "kv use", "hits", "last heartbeat", "restarts")
-    screen.table(("worker", "state", "model", *copy, "backend", "address", *load, "remark"), rows, can_go)
+    screen.table(("worker", "state", "model", *copy, "backend", *where, "address", *load, "remark"), rows, can_go)
+
+
+def _is_elsewhere(worker: Json) -> bool:
+    """Return whether the gateway starts a worker on another machine, or chooses its GPUs."""
+    return bool(worker.get("managed")) and ":" in str(worker.get("where"))
 
 
 def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None:
@@ -67,6 +74,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("lost", _lost(worker)),
         ("models", ", ".join(names_of(worker))),
         ("copy", copy_of(worker)),
+        ("where", worker.get("where")),
         ("model path", worker.get("model_path")),
         ("backend", " ".join([str(worker.get("backend") or ""), *_versions(worker)])),
         ("address", _address(worker)),

@@ -39,6 +39,8 @@ class RayMachines:
         """The addresses of this machine."""
         self._unanswered_since: float | None = None
         """In seconds since 1970; None while Ray answers."""
+        self.is_answering: bool | None = None
+        """Whether Ray has answered the last time; None: it was not asked yet."""
 
     def __repr__(self) -> str:
         return f"<RayMachines at {self._api.address}: {len(self._reading.nodes)} nodes>"
@@ -53,6 +55,7 @@ class RayMachines:
                 self._unanswered_since = self._unanswered_since or round(time.time(), 3)
             else:
                 self._reading, self._unanswered_since, self._own = reading, None, own_addresses()
+            self.is_answering = self._unanswered_since is None
             await trio.sleep(every_s)
 
     def reports(self) -> Iterator[MachineReport]:

@@ -59,6 +59,9 @@ class WorkerFacts:
     """Whether the worker will probably be ready soon without being asked for: it starts, or is started again."""
     ready_in_s: Annotated[float, Between(0)] | None
     """Seconds until the worker will probably be ready; None: not known, or it is not being loaded."""
+    where: str | None
+    """Its launcher, its node and its GPUs, as in `here:0,1` or `ray:gpu-7:0`; `ray:pending` waits for a place.
+    Of a worker that was started elsewhere: its machine. None: not known."""
     load: LoadStory | None
     """The load that is under way; None: there is none."""
     last_load: LoadStory | None
@@ -172,6 +175,7 @@ def _facts(table: WorkerTable, worker: WorkerRecord) -> dict[str, Any]:
         "copies": worker.copies_wanted or None,
         "coming": worker.is_coming(state, table.trouble_of(worker)),
         "ready_in_s": _rest_s(worker.ready_at, now) if state != "ready" else None,
+        "where": _where(worker, state) or None,
         "load": worker.load.story(now) if worker.load and state in LOADING else None,
         "last_load": worker.last_load.story(now) if worker.last_load else None,
         "lost": table.lost(worker.id),
@@ -185,6 +189,21 @@ def _failure_of(worker: WorkerRecord, endpoint: Endpoint | None) -> str:
     if worker.lacks:
         return f"waits for GPUs: {worker.lacks}"
     return endpoint.health_failure if endpoint else ""
+
+
+def _where(worker: WorkerRecord, state: State) -> str:
+    """Return where a worker runs, or will run, in a few words; "" if it is not known."""
+    launcher, heartbeat = str(worker.settings.get("on", "")), worker.heartbeat
+    host = heartbeat.host if heartbeat else ""
+    node = worker.machine.name if worker.machine else host
+    if not launcher:
+        return node
+    if state == "pending":
+        return f"{launcher}:pending"
+    if launcher == "here":
+        return ":".join(filter(None, (launcher, ",".join(map(str, worker.settings.get("gpu_ids") or ())))))
+    held = ",".join(str(gpu.index) for gpu in (worker.machine.gpus if worker.machine else None) or () if gpu.held_bytes)
+    return ":".join(filter(None, (launcher, node, held)))
 
 
 def _rest_s(at: float | None, now: float) -> float | None:

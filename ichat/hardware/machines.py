@@ -137,6 +137,11 @@ class OtherMachines(Protocol):
         """Read them at this interval."""
         ...
 
+    @property
+    def is_answering(self) -> bool | None:
+        """Whether that program has answered the last time; None: it was not asked yet."""
+        ...
+
     def reports(self) -> Iterator[MachineReport]:
         """Return their newest reports."""
         ...
@@ -159,6 +164,11 @@ class MachineMonitor:
 
     def __repr__(self) -> str:
         return f"<MachineMonitor of {self._by or 'the gateway'}: {self.report}>"
+
+    @property
+    def has_others(self) -> bool | None:
+        """Whether the other machines were reported the last time; None: there are none, or it is not known yet."""
+        return None if self._others is None else self._others.is_answering
 
     async def watch_forever(self, every_s: float, seen: Callable[[], None] | None = None) -> None:
         """Read the machine at this interval, in a thread; `seen` is called after the first reading."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import Literal
 
 import attrs
 from prometheus_client import Metric
@@ -15,6 +16,8 @@ from ichat.observability.prometheus_families import (
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.prefix_chain import PrefixChain
 
+LaunchResult = Literal["ready", "failed", "no_place", "stopped"]
+"""`failed` has ended before it was ready, `stopped` too, by the gateway's wish; `no_place` has waited for a place."""
 SERIES_MAX = 1000
 """Series of each family; if reloads bring more names, the others are counted together."""
 _LOAD_S = (1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200, 1800)
@@ -99,13 +102,25 @@ class ShadowCounts:
 
 @attrs.define(eq=False)
 class LoadCounts:
-    """The loads of each model since the gateway's start. The configuration bounds how many models these are."""
+    """The loads of each model, and the launches of workers, since the gateway's start.
+
+    The configuration bounds how many models these are.
+    """
 
     swaps: int = 0
     """Workers that were evicted to make room for another worker."""
     loads: Counter[tuple[str, str, str]] = attrs.field(factory=Counter[tuple[str, str, str]])
     """By model, reason and result."""
     seconds: dict[str, Histogram] = attrs.field(factory=dict[str, Histogram])
+    launches: Counter[tuple[str, LaunchResult]] = attrs.field(factory=Counter[tuple[str, LaunchResult]])
+    """By launcher (`here` or `ray`) and result; adopted launches do not count again."""
+    launch_seconds: dict[str, Histogram] = attrs.field(factory=dict[str, Histogram])
+
+    def launched(self, launcher: str, result: LaunchResult, seconds: float | None = None) -> None:
+        """Count a launch that has ended, or led to a ready worker after `seconds`."""
+        self.launches[launcher, result] += 1
+        if seconds is not None:
+            self.launch_seconds.setdefault(launcher, Histogram(_LOAD_S)).add(seconds)
 
     def loaded(self, model: str, reason: str, result: str, seconds: float | None = None) -> None:
         """Count a load that has ended; `seconds` is its duration, if the model is ready now."""
@@ -125,6 +140,8 @@ class LoadCounts:
         yield family("ichat_model_loads", self.loads)
         yield histogram_family("ichat_model_load_seconds", list(self.seconds.items()))
         yield family("ichat_swaps", self.swaps)
+        yield family("ichat_launches", {**self.launches})
+        yield histogram_family("ichat_launch_seconds", list(self.launch_seconds.items()))
         yield family("ichat_model_loaded", {model: float(loaded) for model, loaded in is_loaded.items()})
 
 

@@ -42,10 +42,14 @@ class _Totals:
     coming: dict[str, int] = attrs.field(factory=dict[str, int])
     """How many workers are on their way to it."""
     states: Counter[str] = attrs.field(factory=Counter[str])
+    pending: Counter[str] = attrs.field(factory=Counter[str])
+    """How many managed workers wait for a place, by their launchers."""
     on_demand: set[str] = attrs.field(factory=set[str])
 
     def add(self, worker: WorkerRecord, state: State, *, serves: bool) -> None:
         self.states[state] += 1
+        if worker.managed:
+            self.pending[str(worker.settings.get("on", "here"))] += state == "pending"
         self.on_demand.update(worker.names if worker.on_demand else ())
         for name in worker.names:
             if name not in self.elsewhere:
@@ -117,6 +121,9 @@ class FleetMetrics:
         routes = [endpoint for endpoints in self._directory.external.values() for endpoint in endpoints]
         yield from _endpoint_families({route.id.decode(): route for route in routes}, now)
         yield family("ichat_workers", {**dict.fromkeys(STATES, 0), **totals.states})
+        yield family("ichat_pending_launches", {**totals.pending})
+        if (is_up := self._monitor.has_others) is not None:
+            yield family("ichat_ray_up", float(is_up))
         yield from gpu_families_in_parts(machines_of(self._monitor.report, self._table.machines()))
 
 

@@ -16,6 +16,7 @@ from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Gate, Listeners
+from ichat.observability.counts import LoadCounts
 from ichat.observability.logs.store import LogStore
 from ichat.placement.learnt import LearntMemories, MemoryLack
 from ichat.preflight.learnt_file import with_learnt
@@ -70,6 +71,8 @@ class SupervisorContext:
     """The memory of models at earlier loads (`memory_learner.py`)."""
     lacked: Listeners[[ManagedWorkerConfig, MemoryLack]] = attrs.field(factory=Listeners)
     """Called with a worker's table when a launch of it has ended for lack of GPU memory."""
+    counts: LoadCounts = attrs.field(factory=LoadCounts)
+    """Of loads and launches, for Prometheus."""
     gate: Gate = attrs.field(factory=Gate)
     """Closed while another process may get this gateway: nothing is started, ended or changed then."""
     clusters: Mapping[str, RemoteLauncher] = attrs.field(factory=dict[str, RemoteLauncher])
@@ -173,7 +176,10 @@ class SupervisorContext:
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts
             is_unheard = process.is_adopted and worker.heartbeat is None and not process.waits_for
+            was_up = progress.up_since is not None
             progress.record(self.table.state(worker, sees_drain=False), now, is_unheard=is_unheard)
+            if not (was_up or process.is_adopted) and progress.up_since is not None:
+                self.counts.launched(process.spec.on, "ready", now - progress.launched_at)
             if why := progress.failure(timeouts, now):
                 return why
             with trio.move_on_at(min(*progress.deadlines(timeouts), self.table.state_until(worker))):

@@ -18,7 +18,6 @@ from ichat.fleet.waiting import wait_lease
 from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
 from ichat.listeners import Listeners
-from ichat.observability.counts import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.choice import RETRY_AFTER_S
@@ -50,7 +49,7 @@ class Loader:
     ) -> None:
         """`workers` are all managed workers; of those that are not loaded on demand, spare `copies` may be ended."""
         self._copies = copies
-        self.counts = LoadCounts()
+        self.counts = context.counts
         self._times = context.managed.times
         self._context = context
         self._table = context.table

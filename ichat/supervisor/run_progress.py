@@ -26,6 +26,8 @@ class RunProgress:
     """The course of a start of a worker, by the states it has been in."""
 
     began: float
+    launched_at: float = attrs.field(init=False)
+    """When it was launched: with a wait for its place, that is before it began."""
     up_since: float | None = None
     up_at: float | None = None
     """The same in seconds since 1970."""
@@ -36,6 +38,9 @@ class RunProgress:
     stuck_since: float | None = None
     is_loading: bool = True
     is_wedged: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.launched_at = self.began
 
     def record(self, state: State, now: float, *, is_unheard: bool = False) -> None:
         """Note the state of the worker now; `is_unheard` says that an adopted worker has not sent a heartbeat yet."""

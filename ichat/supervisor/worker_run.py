@@ -77,6 +77,7 @@ class WorkerRun:
                 context.memory.save_soon()
         was_up = progress.up_since is not None
         was_well = process.had_no_place or up_s >= context.config.restart.well_s
+        self._count(was_up=was_up, is_asked=life.must_end and not why)
         if life.must_end:
             return RunResult(None, was_up, was_well)
         end = context.end_of(worker, process, why, progress)
@@ -85,6 +86,13 @@ class WorkerRun:
             None if is_unread else lack_of(process.returncode, progress, context.log_store.tail(worker.id, LINES_MAX))
         )
         return RunResult(end, was_up, was_well, lack=lack)
+
+    def _count(self, *, was_up: bool, is_asked: bool) -> None:
+        """Count a launch that has ended before the worker was ready."""
+        process = self._process
+        if not (was_up or process.is_adopted):
+            result = "no_place" if process.had_no_place else "stopped" if is_asked else "failed"
+            self._context.counts.launched(process.spec.on, result)
 
     def _be(self, kind: type[Clearing] | type[Serving] | type[Sleeping]) -> None:
         actual = self._life.actual

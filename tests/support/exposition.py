@@ -80,9 +80,9 @@ async def heartbeat(connect, port, worker_port, **more):
     assert status == 200, body
 
 
-def known(*names, clock=trio.current_time, machine=None, loads=None, **more):
-    """Make a fleet that has these models, and metrics of it, a report on the machine, and the counts of loads."""
+def known(*names, clock=trio.current_time, machine=None, has_others=None, loads=None, **more):
+    """Make a fleet that has these models, and metrics of it, reports on machines, and the counts of loads."""
     fleet = Fleet(dict.fromkeys(names, ()), clock, 10)
     balancer = Balancer(fleet.directory.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    monitor, loads = SimpleNamespace(report=machine), loads or LoadCounts()
+    monitor, loads = SimpleNamespace(report=machine, has_others=has_others), loads or LoadCounts()
     return fleet, Metrics(fleet.table, fleet.directory, balancer, monitor, loads, **more)

@@ -280,6 +280,14 @@ def test_copies_have_a_column_where_there_are_any(text_of):
     assert "COPIES" not in text_of(show_status, {"models": [model]})
 
 
+def test_places_have_a_column_where_the_gateway_chooses_any(text_of):
+    """Workers of this machine without named GPUs look as before, and so do workers that were started elsewhere."""
+    usual, elsewhere = {**READY, "managed": True, "where": "here"}, {**READY, "where": "fd00::7"}
+    head, first, second = text_of(show_workers, {"data": [{**usual, "where": "ray:gpu-7:0"}, usual]}).splitlines()
+    assert (cells_of(first, head)["WHERE"], cells_of(second, head)["WHERE"]) == ("ray:gpu-7:0", "here")
+    assert "WHERE" not in text_of(show_workers, {"data": [usual, {**elsewhere, "managed": False}]})
+
+
 def test_the_copies_of_a_model_are_explained():
     """Their number, the load, and how the number last changed; a load that is not known is said to be so."""
     scale = {"min": 1, "max": 4, "ready": 3, "starting": 1, "draining": 0, "load": 2.55, "reason": "steady", "busy_s": 4.0,

@@ -12,7 +12,7 @@ from ichat.fleet.views import describe, result_of
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_table import WorkerTable
 from ichat.http.pool import Upstream
-from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat
+from ichat.protocol.messages import Group, Heartbeat, Machine, MachineGpu, ModelCard, parse_heartbeat
 from ichat.routing.availability import NotReady, Ready, Unknown
 from ichat.routing.endpoint import Endpoint
 
@@ -512,3 +512,32 @@ def test_a_reload_looks_at_no_worker_that_it_cannot_change(fleet, clock, monkeyp
     clock.now += 4
     fleet.registry.record_heartbeat(heartbeat("busy", progress={"running": 1, "steps": 5}))
     assert ("busy" in serving(fleet)) == ("timeouts" not in changed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "beat", "where"),
+    [
+        ({"on": "here", "gpu_ids": [0, 1]}, True, "here:0,1"),
+        ({"on": "here", "gpu_ids": None}, False, "here"),
+        ({"on": "ray"}, False, "ray"),
+        ({"on": "ray"}, True, "ray:gpu-7:2"),
+    ],
+)
+def test_a_managed_worker_is_shown_with_its_place(fleet, settings, beat, where):
+    """Its launcher, its node, and the GPUs that were chosen, or else that it holds memory of."""
+    worker = fleet.managed.expect("w", ["m"], None)
+    fleet.managed.configure(worker, names=["m"], max_in_flight=None, settings=settings, on_demand=False)
+    if beat:
+        gpus = [MachineGpu(number, held_bytes=held) for number, held in ((1, 0), (2, 5))]
+        fleet.registry.record_heartbeat(heartbeat(machine=Machine("boot", "gpu-7", gpus=gpus)))
+    assert describe(fleet.table, worker)["where"] == where
+
+
+def test_a_worker_that_waits_for_gpus_or_joined_is_shown_with_its_place(fleet):
+    """A waiting worker has none yet; a worker that was started elsewhere has the name or the address of its machine."""
+    worker = fleet.managed.expect("w", ["m"], None)
+    fleet.managed.configure(worker, names=["m"], max_in_flight=None, settings={"on": "ray"}, on_demand=False)
+    fleet.managed.lack(worker, "2 GPUs are wanted.")
+    assert describe(fleet.table, worker)["where"] == "ray:pending"
+    fleet.registry.record_heartbeat(heartbeat("x"))
+    assert describe(fleet.table, fleet.table.get("x"))["where"] == "127.0.0.1"

@@ -77,14 +77,16 @@ async def test_a_silent_ray_keeps_its_last_reading(serve, caplog):
     upstream, port = await serve(reply)
     fleet, _ = known()
     machines = RayMachines(RayApi(f"http://127.0.0.1:{port}"), fleet.table)
-    assert list(machines.reports()) == []
+    assert (list(machines.reports()), machines.is_answering) == ([], None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(machines.watch_forever, 0.01)
         await until(lambda: list(machines.reports()))
         [report] = machines.reports()
         assert (report.machine.id, report.ray) == (own_id(), RayShare(1, 2.0, None))
+        assert machines.is_answering
         is_silent = True
         await until(lambda: [one for one in machines.reports() if one.ray.unanswered_since])
+        assert not machines.is_answering
         before = len(upstream.requests)
         await until(lambda: len(upstream.requests) > before + 8)
         told = f"Ray at http://127.0.0.1:{port} does not report its nodes: it answers 503"
