@@ -134,12 +134,17 @@ class RayCluster:
         self._revived = []
 
     def processes(self, program, node_id=""):
-        """Return the processes of `raylet`, `gcs_server`, `dashboard.py` or another program, of a node or of all."""
+        """Return the processes of `raylet`, `gcs_server`, `dashboard.py`, `ray::DashboardAgent` or another program.
+
+        They are those of a node, or of all.
+        """
         found = []
         for process in self._family.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 if any(word.endswith(f"/{program}") for word in words[:4]) and node_id in " ".join(words):
+                    found.append(process)
+                if words[:1] == [program] and node_id in " ".join(process.parent().cmdline()):  # of a raylet
                     found.append(process)
         return found
 
