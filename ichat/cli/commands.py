@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ichat.cli import chat, copies, explain, keys, logs, models, stop, top, views
+from ichat.cli import chat, copies, disk, explain, keys, logs, models, stop, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
@@ -132,6 +132,7 @@ _worker = _shown(
 )
 
 
+_names = _got("/v1/models", views.show_models)
 _health = _shown(
     lambda api, _args: api.call("GET", "/health", answer_s=HEALTH_S),
     lambda screen, value, _args: screen.line(str(value.get("status"))),
@@ -140,6 +141,10 @@ _health = _shown(
 
 def _workers(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return (_all_workers if args.worker_id is None else _worker)(api, screen, args)
+
+
+def _models(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    return disk.show_disk(api, screen, args) if args.disk else _names(api, screen, args)
 
 
 def _status(api: Api, screen: Screen, args: argparse.Namespace) -> int:
@@ -221,7 +226,8 @@ _TABLE = (
     Command("scale MODEL MIN [MAX]", "change the number of its copies", copies.add_scale_flags, copies.scale),
     Command("status", "problems, and the gateway as a whole", _no_flags, _status),
     Command("health", "whether the gateway answers, as its exit code", _no_flags, _health),
-    Command("models", "what can be asked for now", _no_flags, _got("/v1/models", views.show_models)),
+    Command("models [--disk]", "what can be asked for now, or is on this disk", disk.add_disk_flags, _models),
+    Command("remove MODEL", "remove a model of a hub from this disk", disk.add_remove_flags, disk.remove),
     Command("top [--once]", "all of it, live", top.add_top_flags, top.run_top),
     Command(
         "requests [ID] [--done]",

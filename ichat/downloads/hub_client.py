@@ -159,9 +159,10 @@ def causes_of(error: BaseException) -> Sequence[BaseException]:
     found, left = list[BaseException](), [error]
     while left and len(found) < _CAUSES_MAX:
         one = left.pop(0)
+        if one in found:
+            continue
+        found.append(one)
         files: Mapping[str, BaseException] = getattr(one, "failed_files", None) or {}
         known = (one.__cause__ or one.__context__, getattr(one, "last_error", None), *files.values())
         left += [cause for cause in known if isinstance(cause, BaseException)]
-        if one not in found:
-            found.append(one)
     return found

@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import attrs
 
@@ -48,7 +49,7 @@ def is_stored(place: ModelPlace) -> bool:
     return any(os.path.isdir(directory) for directory in _directories_of(place))
 
 
-def remove(place: ModelPlace) -> str:
+def remove_model(place: ModelPlace) -> str:
     """Remove everything of a model; return in a sentence why that cannot be, "" if it is done. Raises OSError."""
     with ModelLock(place.locks).held() as holder:
         if holder is not None:
@@ -89,9 +90,11 @@ def _texts_of(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from (text for one in value.values() for text in _texts_of(one))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        for one in cast("dict[str, object]", value).values():
+            yield from _texts_of(one)
     elif isinstance(value, list):
-        yield from (text for one in value for text in _texts_of(one))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        for one in cast("list[object]", value):
+            yield from _texts_of(one)
 
 
 def _places_in(hub: Hub, cache: str) -> Iterator[ModelPlace]:

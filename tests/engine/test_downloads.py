@@ -8,12 +8,13 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
-from support.model_hub import HubModel, ModelHub
-from support.programs import LIMIT_S, ROOT
-from support.real_engines import python_of
+from support.model_hub import HubModel, ModelHub, has_part
+from support.programs import LIMIT_S
+from support.real_engines import PYZ, python_of
 
 MIB = 1024 * 1024
 CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
@@ -38,15 +39,14 @@ class Puller:
 
     def __init__(self, hub, directory):
         self.cache = directory / "models"
-        bundle = ROOT / ".build/bundle"
-        self.env = {**os.environ, **hub.environment(self.cache), "PYTHONPATH": f"{ROOT}:{bundle}", "LC_ALL": "C.UTF-8"}
+        self.env = {**os.environ, **hub.environment(self.cache), "PYTHONPATH": "", "LC_ALL": "C.UTF-8"}
         self.env.pop("HF_TOKEN", None)
         self.cwd = directory
         self.started = []
 
     def start(self, library, *flags, model="org/tiny.1", before=None, **env):
         engine, hub = library
-        command = [python_of(engine), "-m", "ichat", "pull", model, f"--hub={hub}", f"--python={python_of(engine)}"]
+        command = [sys.executable, PYZ, "pull", model, f"--hub={hub}", f"--python={python_of(engine)}"]
         process = subprocess.Popen(
             [*map(str, command), *flags], env=self.env | env, cwd=self.cwd, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before, start_new_session=True,
@@ -103,7 +103,7 @@ def test_a_cut_or_killed_download_goes_on_where_it_was(hub, puller, library):
     """A cut is made good by the same process; after kill -9 the next process continues, and nothing comes twice."""
     hub.cuts, hub.stop_at = [11 * MIB], STOP
     first = puller.start(library)
-    assert hub.is_waiting.wait(LIMIT_S)
+    wait_until(lambda: has_part(puller.cache, 10 * MIB) and not hub.cuts)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate(timeout=LIMIT_S)
     lock = puller.cache / ".locks/models--org--tiny.1/ichat.lock"

@@ -203,6 +203,12 @@ class ModelHub:
         return Handler
 
 
+def has_part(cache, size):
+    """Return whether a file of this size, or more, is in a directory for models, whole or under way."""
+    files = (path for path in cache.rglob("*") if path.is_file() and not path.is_symlink())
+    return any(min(path.stat().st_size, path.stat().st_blocks * 512) >= size for path in files)
+
+
 def blob_of(content):
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
