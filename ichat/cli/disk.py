@@ -6,25 +6,17 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ichat.cli.client import EXIT_REFUSED, Api, RequestRefused, Unreachable
 from ichat.cli.json_values import objects_of
 from ichat.cli.screen import Screen, size
-from ichat.config import load as configuration
-from ichat.config.downloads import HUBS, is_hub_name
-from ichat.downloads.inventory import (
-    StoredModel,
-    does_name,
-    is_stored,
-    is_used_by,
-    remove_model,
-    stored_model,
-    stored_models,
-)
-from ichat.downloads.place import ModelPlace, cache_of, place_of
+from ichat.config.hubs import HUBS, is_hub_name
 from ichat.errors import EXIT_USAGE, Exit
 
-Users = Callable[[ModelPlace], Sequence[str]]
+if TYPE_CHECKING:
+    from ichat.downloads.inventory import StoredModel
+    from ichat.downloads.place import ModelPlace
 
 
 def add_disk_flags(usage: argparse.ArgumentParser) -> None:
@@ -46,6 +38,9 @@ def _add_cache_flag(usage: argparse.ArgumentParser) -> None:
 
 def show_disk(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Show the models on the disk, the largest first."""
+    from ichat.downloads.inventory import stored_models
+    from ichat.downloads.place import cache_of
+
     users = _users(api, args.config)
     found = stored_models((hub, args.cache or cache_of(hub, os.environ)) for hub in HUBS)
     if args.json:
@@ -61,6 +56,8 @@ def show_disk(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 def remove(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Remove a model from the disk. Raises Exit 64 if it is not there, and 1 if it is in use."""
+    from ichat.downloads.inventory import remove_model, stored_model
+
     place = _stored_place(args)
     if used := _users(api, args.config)(place):
         whose = f"worker {used[0]}" if len(used) == 1 else f"workers {', '.join(used)}"
@@ -76,8 +73,11 @@ def remove(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
-def _stored_place(args: argparse.Namespace) -> ModelPlace:
+def _stored_place(args: argparse.Namespace) -> "ModelPlace":
     """Return the place of the model that the flags name. Raises Exit 64."""
+    from ichat.downloads.inventory import is_stored
+    from ichat.downloads.place import place_of
+
     hubs = [args.hub] if args.hub else HUBS
     places = [place_of(hub, args.model, os.environ, args.cache) for hub in hubs if is_hub_name(args.model)]
     found = list(filter(is_stored, places))
@@ -88,8 +88,11 @@ def _stored_place(args: argparse.Namespace) -> ModelPlace:
     return found[0]
 
 
-def _users(api: Api, config: str | None) -> Users:
+def _users(api: Api, config: str | None) -> "Callable[[ModelPlace], Sequence[str]]":
     """Return a function for the workers that use a model: those of the gateway here, and those of a configuration."""
+    from ichat.config import load as configuration
+    from ichat.downloads.inventory import does_name, is_used_by
+
     tables = []
     if config is not None:
         with contextlib.suppress(Exit):
@@ -99,7 +102,7 @@ def _users(api: Api, config: str | None) -> Users:
         with contextlib.suppress(RequestRefused, Unreachable):
             workers = objects_of(api.call("GET", "/v1/admin/workers", params={"full": "1"}).value.get("data"))
 
-    def users(place: ModelPlace) -> Sequence[str]:
+    def users(place: "ModelPlace") -> Sequence[str]:
         running = [str(one.get("worker_id")) for one in workers if does_name(place, str(one.get("model_path") or ""))]
         configured = [f"{one.model_name} (configured)" for one in tables if is_used_by(place, one)]
         return running or configured
@@ -107,13 +110,13 @@ def _users(api: Api, config: str | None) -> Users:
     return users
 
 
-def _state_of(model: StoredModel) -> str:
+def _state_of(model: "StoredModel") -> str:
     if model.download is not None:
         return f"downloading {model.download.words()}".rstrip()
     return "whole" if model.is_whole else "not whole"
 
 
-def _described(model: StoredModel, users: Sequence[str]) -> dict[str, object]:
+def _described(model: "StoredModel", users: Sequence[str]) -> dict[str, object]:
     return {
         "model": model.place.name,
         "hub": model.place.hub,

@@ -13,7 +13,7 @@ from ichat.cli.gateway_address import USUAL_FILE
 from ichat.cli.screen import Screen, Spinner, note, prepare_streams, raise_interrupts
 from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
-from ichat.config.downloads import HUBS, Hub, is_hub_name
+from ichat.config.hubs import HUBS, Hub, is_hub_name
 from ichat.config.schema import Config
 from ichat.downloads.place import USUAL, place_of, whole_version
 from ichat.downloads.report import LINE_BYTES_MAX, DownloadReport, read_report

@@ -1,16 +1,11 @@
 """`[downloads]`, and the hubs from which the gateway downloads the models of managed workers (`hub`)."""
 
-import re
 from collections.abc import Iterable
 
 from attrs import frozen
 
+from ichat.config.hubs import Hub, is_hub_name
 from ichat.config.strict import Between, checked
-
-Hub = str
-"""An element of `HUBS`: the Hugging Face hub or a mirror of it (`HF_ENDPOINT`), or ModelScope."""
-HUBS: tuple[Hub, ...] = ("huggingface", "modelscope")
-_HUB_NAME = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?", re.ASCII)
 
 
 @frozen
@@ -19,11 +14,6 @@ class DownloadSettings:
 
     stall_s: float = checked(Between(1, 1e6), 120.0)
     """Seconds without a new byte after which a download has failed; the next download goes on where it ended."""
-
-
-def is_hub_name(text: str) -> bool:
-    """Return whether a text may be the name of a model on a hub, and no path."""
-    return _HUB_NAME.fullmatch(text) is not None and not text.startswith((".", "-")) and "/." not in text
 
 
 def contradictions_of_hub(hub: Hub | None, model_path: str, place: str) -> Iterable[str]:

@@ -10,7 +10,8 @@ import attrs
 from attrs import field, frozen
 
 from ichat.config import checks
-from ichat.config.downloads import HUBS, DownloadSettings
+from ichat.config.downloads import DownloadSettings
+from ichat.config.hubs import HUBS
 from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
 from ichat.config.models import AliasConfig, ShadowConfig, SwapSetConfig, TargetConfig
 from ichat.config.openai_params import check_paths
@@ -32,8 +33,7 @@ POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "
 
 _PORT = Between(0, 65535)
 _SECONDS, _SECONDS_OR_0 = Between(0.001, 1e9), Between(0, 1e9)
-_COUNT = Between(1, 1_000_000)
-_AMOUNT, _PERIOD_AMOUNT = Between(1, 10**12), Between(1, 10**15)
+_COUNT, _AMOUNT, _PERIOD_AMOUNT = Between(1, 1_000_000), Between(1, 10**12), Between(1, 10**15)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 

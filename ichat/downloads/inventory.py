@@ -9,8 +9,8 @@ from typing import cast
 
 import attrs
 
-from ichat.config.downloads import HUBS, Hub
 from ichat.config.engine_args import arguments_of
+from ichat.config.hubs import HUBS, Hub
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.downloads.model_lock import ModelLock
 from ichat.downloads.place import USUAL, ModelPlace, whole_version

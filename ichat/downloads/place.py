@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import attrs
 
-from ichat.config.downloads import Hub
+from ichat.config.hubs import Hub
 from ichat.engines.load_phases import hub_cache
 from ichat.preflight.hub import snapshot_in
 from ichat.preflight.model_files import lack_of

@@ -16,7 +16,7 @@ from functools import partial
 import attrs
 
 from ichat.config.command_line import CommandLineParser
-from ichat.config.downloads import HUBS, Hub
+from ichat.config.hubs import HUBS, Hub
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.downloads.hub_client import (
     DownloadFailed,
