@@ -23,6 +23,8 @@ MOMENTS = (
 )  # fmt: skip
 """The writes and the requests of a launch that follows another, in their order: see `dying/` and `ray_door.py`."""
 FEW = ("order done", "submit 1 begun", "place done", "fetched done")
+RUNNING = ("place done", "fetched done")
+"""The moments of them at which the job runs: it goes on."""
 
 
 class Launches:
@@ -31,7 +33,7 @@ class Launches:
     def __init__(self, gateway, cluster, directory):
         self.door = RayDoor(cluster.address)
         self.site = Site(gateway, cluster, self.door.url)
-        self._step, self._engines = directory / "step", directory / "engines"
+        self._step, self._go, self._engines = (directory / name for name in ("step", "step.go", "engines"))
 
     def begin(self):
         keys = f'gpus = 1\nalone = "{self._engines}"'
@@ -40,6 +42,7 @@ class Launches:
     def kill_at(self, moment):
         """Launch the worker again, and return when that has killed the gateway; return the job of before."""
         (before,) = self.site.living()
+        self._go.touch()
         self._arm(moment)
         psutil.Process(self.site.pid()).kill()
         self._until_killed()
@@ -51,8 +54,10 @@ class Launches:
             self.site.program.stop()
             for name in ("owner", "orders.json", "workers.json"):
                 (self.site.directory() / name).unlink(missing_ok=True)
+        self._go.unlink(missing_ok=True)
         self._arm(FIRST)
         self.begin()
+        self._go.touch()  # not before the gateway listens
         self._until_killed()
         return ""
 
@@ -101,7 +106,9 @@ def test_a_gateway_that_is_killed_in_a_launch_has_the_worker_once(launches):
     launches.begin().until_ready("m-0")
     for moment in FEW:
         launches.kill_at(moment)
-        launches.recover()
+        living = launches.site.living()
+        after = launches.recover()
+        assert moment not in RUNNING or [after] == living, moment
     launches.end()
 
 

@@ -4,13 +4,16 @@ A write is known by its news: `launch` has the number of a new launch, `order` a
 order, `fetched` the key of an order that was fetched, and `ended` the end of an order; `owner` is the name of the state
 directory. A write is about to be `renamed` to its place, and then it is `done`. An audit hook of Python sees the first
 before it happens, and carries it out itself where the second is wanted. All steps are appended to `ICHAT_DIES_AT.seen`.
+The process dies once there is a file `ICHAT_DIES_AT.go`, too.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 
+WAIT_S = 120
 _STEP = os.environ.pop("ICHAT_DIES_AT", "")
 _is_busy = False
 
@@ -63,6 +66,9 @@ def _note(steps, arguments):
     with open(f"{_STEP}.seen", "a", encoding="ascii") as file:
         file.write("".join(f"{step}\n" for step in steps))
     if wanted in steps:
+        ends_at = time.monotonic() + WAIT_S
+        while not os.path.exists(f"{_STEP}.go") and time.monotonic() < ends_at:
+            time.sleep(0.01)
         if wanted.endswith(" done"):
             os.rename(arguments[0], arguments[1])
         os.unlink(_STEP)
