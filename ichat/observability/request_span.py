@@ -28,7 +28,7 @@ _REASONS_BY_ROUTE: Mapping[str, re.Pattern[bytes]] = {
 
 @attrs.define(eq=False)
 class RequestSpan:
-    """OpenTelemetry's span of a request, and what is noted for it meanwhile. It is a `ByteObserver`."""
+    """OpenTelemetry's span of a request, and facts that it will have. It is a `ByteObserver`."""
 
     span: Any
     is_stream: bool = False

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.deployments import start_registering, stream
+from support.deployments import free_port, start_registering, stream
 from support.programs import LIMIT_S
 from support.span_receiver import receiver_fixture, spans_in  # noqa: F401
 
@@ -28,7 +28,7 @@ def test_a_streamed_answer_is_described_by_the_conventions_for_generative_ai(
     endpoint = f"http://127.0.0.1:{receiver.server_port}"
     program = gateway(
         f'[usage]\nin_spans = {str(in_spans).lower()}\n[[models]]\nname = "name"\ntargets = [{{ model = "m" }}]\n',
-        settings=f"relays = {relays}\n", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+        port=free_port() if relays else 0, settings=f"relays = {relays}\n", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
     )  # fmt: skip
     start_registering(start, program.port, 0.5, "--first-s", "0.05")
     program.wait_until_ready("w1")
@@ -41,7 +41,9 @@ def test_a_streamed_answer_is_described_by_the_conventions_for_generative_ai(
     with stream(program, body) as sock:
         received = b""
         while b"[DONE]" not in received:
-            received += sock.recv(65536)
+            piece = sock.recv(65536)
+            assert piece, received
+            received += piece
     assert program.stop() == 0
     spans = [
         span for _, sent in receiver.got for one in spans_in(sent) for scope in one.scope_spans for span in scope.spans
