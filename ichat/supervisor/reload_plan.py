@@ -299,7 +299,8 @@ def _marked(
         if change.action == "stop" and need:
             yield attrs.evolve(change, why=need)
         elif change.action == "restart" and change.spec is not None and one is not None and one.has_process:
-            rolls = one.is_ready and copies[change.spec.model_name] > 1
+            is_in_the_way = bool(one.spec.port and need)  # another process waits for its port
+            rolls = one.is_ready and not is_in_the_way and copies[change.spec.model_name] > 1
             gap = _ROLLS if rolls else _gap(change.spec, need) if one.serves else ""
             yield attrs.evolve(change, new_first=not need and one.serves, rolls=rolls, gap=gap)
         elif change.worker_id not in left_out:
@@ -322,7 +323,6 @@ def _claims_of(spec: ManagedWorkerConfig, engines: Engines, placed: Sequence[int
     """Return the claims of a worker, by the variable of its engine for GPUs.
 
     A worker with `gpus` needs the GPUs again that were chosen for it: whether others are free is known at its start.
-
     A share of unknown size, as of SGLang, counts as the whole GPU: two processes of the worker may not fit there.
     """
     devices = engines.get(spec.backend, EngineSettings()).devices

@@ -112,6 +112,15 @@ def test_copies_restart_in_turn():
     assert (alone.action, alone.rolls, stopped.action) == ("restart", False, "stop")
 
 
+def test_a_copy_does_not_wait_its_turn_with_a_port_of_another():
+    """A single worker becomes one of two copies, and its port is another worker's now."""
+    two, other = spec(replicas=Replicas(2, 2), gpu_ids=[]), spec(model_name="b", port=7000, gpu_ids=[])
+    changes = plan([spec(port=7000, gpu_ids=[]), spec(gpu_ids=[])], [two, two, other])
+    (first,) = (one for one in changes if one.worker_id == "w0")
+    assert (first.action, first.rolls, first.new_first) == ("restart", False, False)
+    assert first.gap == "with a gap: a new worker needs port 7000"
+
+
 def test_changed_workers_restart_by_model_and_in_order():
     """Of three alike one goes and another changes: the third goes on."""
     old = [spec(gpu_ids=[0]), spec(gpu_ids=[1]), spec(gpu_ids=[2])]
