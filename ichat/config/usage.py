@@ -24,6 +24,8 @@ class UsageSettings:
     """Days for which each minute is kept apart; then its hour."""
     keep_days: float = checked(_DAYS, 400.0)
     """Days for which anything is kept."""
+    in_spans: bool = checked(None, True, reload="later")
+    """Whether OpenTelemetry's spans have the tokens of requests: with clients' own spans they would count twice."""
     pending_rows_max: int = checked(Between(1, 1_000_000), 100_000)
     """The most rows that wait in memory for a disk that cannot be written."""
 

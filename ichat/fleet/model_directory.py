@@ -138,9 +138,7 @@ class ModelDirectory:
         if model in self.external:
             return "external"
         worker = next(iter(self._index.of_model(model)), None)
-        if worker is None:
-            return ""
-        return worker.heartbeat.backend if worker.heartbeat else str(worker.settings.get("backend", ""))
+        return "" if worker is None else worker.engine
 
     def is_loaded(self, model: str) -> bool | None:
         """Return whether a model that is loaded on demand can be served at once; None: it is no such model."""

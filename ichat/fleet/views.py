@@ -226,14 +226,13 @@ def model_steps(
             yield
         heartbeat = worker.heartbeat
         path = heartbeat.model_path if heartbeat else worker.settings.get("model_path", "")
-        backend = heartbeat.backend if heartbeat else worker.settings.get("backend", "")
         cards = (heartbeat.models if heartbeat else ()) or worker.cards
         cards = cards or [ModelCard(name, path) for name in worker.names if name not in found]
         count += len(cards) + 1
         for card in cards:
             if only is not None and card.id != only:
                 continue
-            known, owner = found.get(card.id, (card, backend))
+            known, owner = found.get(card.id, (card, worker.engine))
             found[card.id] = (_with_shortest(known, card), owner)
     return found
 

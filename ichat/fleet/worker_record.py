@@ -165,6 +165,11 @@ class WorkerRecord:
         return self.heartbeat.start_id, self.heartbeat.host, self.heartbeat.port
 
     @property
+    def engine(self) -> str:
+        """The name of its engine, by its heartbeat or its table; empty if it is not known."""
+        return self.heartbeat.backend if self.heartbeat else str(self.settings.get("backend", ""))
+
+    @property
     def is_down(self) -> bool:
         """Whether it has ended by itself, and has not been started again."""
         return self.absence == "down"

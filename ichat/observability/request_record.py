@@ -1,10 +1,11 @@
 """The facts of a request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 
+from ichat.observability.request_span import RequestSpan
 from ichat.protocol.usage import UsedTokens
 from ichat.routing.prefix_chain import PrefixChain
 
@@ -60,8 +61,8 @@ class RequestRecord:
     usage: UsedTokens | None
     """The tokens that it used; None where nothing is known of them, or there was no answer."""
     trace_id: str
-    span: Any = None
-    """OpenTelemetry's span of the request, where spans are sent."""
+    span: RequestSpan | None = None
+    """None where no spans are sent."""
     is_counted: bool = True
     """Whether it was a request to a model. Other requests have a line in the access log and no other trace."""
     prefix: PrefixChain | None = None

@@ -13,14 +13,17 @@ import random
 import re
 import sys
 import threading
+import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
 from ichat import __version__
-from ichat.observability.request_record import RequestRecord
+from ichat.http.body_mover import ByteObserver
+from ichat.observability.request_record import CLIENT_LEFT, RequestRecord
+from ichat.observability.request_span import RequestSpan
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,12 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 """The names of the routes' requests in OpenTelemetry's conventions for generative AI."""
+_GENERATES = frozenset(("chat", "text_completion"))
+"""The operations with a reason for the end of a response."""
+_OURS = "ichat"
+"""The provider of an answer that is the gateway's own."""
+FIRST_TOKEN = "ichat.first_token"  # noqa: S105
+"""The event at the first piece of a stream: the conventions have an attribute for it, and no event."""
 
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 """The text that is passed on: the access log uses the trace's id, and the upstream validates the rest."""
@@ -58,8 +67,18 @@ class Trace:
     """32 hexadecimal digits."""
     headers: Pairs
     """For the upstream, in place of the client's own; empty once there is a response, since that can last an hour."""
-    span: Any = None
-    """OpenTelemetry's span, if there is any."""
+    span: RequestSpan | None = None
+
+    @property
+    def watch(self) -> Callable[[ByteObserver | None], ByteObserver] | None:
+        """Returns an observer of a response's body for the span; None: no span is sent."""
+        return None if self.span is None else self.span.watch
+
+    def span_of(self, *, is_stream: bool) -> RequestSpan | None:
+        """Return the span of a request that has ended, and note whether its response is a stream."""
+        if self.span is not None:
+            self.span.is_stream = is_stream
+        return self.span
 
 
 class Tracing:
@@ -82,6 +101,9 @@ class Tracing:
         trace_id = f"{random.getrandbits(128) | 1:032x}"
         return Trace(trace_id, ((b"traceparent", b"00-%b-%016x-00" % (trace_id.encode(), random.getrandbits(64) | 1)),))
 
+    def find_providers(self, provider_of: Callable[[str], str]) -> None:
+        """Have this function return the provider of an endpoint's answers, by the endpoint's id."""
+
     def ended(self, record: RequestRecord) -> None:
         """End the span of a request; see `RecordSink`."""
 
@@ -94,8 +116,8 @@ class SpanTracing(Tracing):
 
     sends_spans = True
 
-    def __init__(self, provider: Any) -> None:
-        """`provider` is an `opentelemetry.sdk.trace.TracerProvider`."""
+    def __init__(self, provider: Any, *, has_usage: bool = True) -> None:
+        """`provider` is an `opentelemetry.sdk.trace.TracerProvider`; `has_usage`: spans have the tokens."""
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -104,6 +126,8 @@ class SpanTracing(Tracing):
         logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it warns of headers that clients choose
         self._propagator: Any = TraceContextTextMapPropagator()
         self._provider = provider
+        self._has_usage = has_usage
+        self._provider_of: Callable[[str], str] = str
         self._tracer = provider.get_tracer("ichat", __version__)
 
     def __repr__(self) -> str:
@@ -127,30 +151,47 @@ class SpanTracing(Tracing):
         told: dict[str, str] = {}
         self._propagator.inject(told, self._api.set_span_in_context(span, self._nothing))
         trace_id = f"{span.get_span_context().trace_id:032x}"
-        return Trace(trace_id, [(name.encode(), value.encode("latin-1")) for name, value in told.items()], span)
+        return Trace(
+            trace_id, [(name.encode(), value.encode("latin-1")) for name, value in told.items()], RequestSpan(span)
+        )
+
+    def find_providers(self, provider_of: Callable[[str], str]) -> None:
+        self._provider_of = provider_of
 
     def ended(self, record: RequestRecord) -> None:
-        span = record.span
-        if span is None:
+        if record.span is None:
             return
+        span = record.span.span
         if span.is_recording():
             status, error = record.status, record.error
             failed = status >= 500 or (bool(error) and status < 400)
             facts = {
                 "http.response.status_code": status,
                 "error.type": error or (str(status) if failed else ""),
-                "gen_ai.operation.name": _OPERATIONS.get(record.route, ""),
-                "gen_ai.request.model": _shown_name(record.alias or record.model),
-                "gen_ai.response.model": _shown_name(record.model) if record.alias else "",
                 "ichat.worker": record.worker,
                 "ichat.queue_ms": round(record.queued_s * 1000, 2),
                 "ichat.phase": record.phase,
-                **_usage_of(record),
+                **self._model_facts(record),
+                **_response_facts(record, record.span),
+                **(_usage_of(record) if self._has_usage else {}),
             }
-            span.set_attributes({name: value for name, value in facts.items() if value != ""})
+            span.set_attributes({name: value for name, value in facts.items() if value not in ("", [], None)})
+            if record.span.is_stream and record.first_at is not None:
+                ago_s = record.ended_at - record.first_at
+                span.add_event(FIRST_TOKEN, timestamp=time.time_ns() - round(ago_s * 1e9))
             if failed:
                 span.set_status(self._api.StatusCode.ERROR)
         span.end()
+
+    def _model_facts(self, record: RequestRecord) -> dict[str, Any]:
+        """Return the attributes about the operation, the provider and the models."""
+        operation = _OPERATIONS.get(record.route, "")
+        return {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": (self._provider_of(record.worker) if record.worker else _OURS) if operation else "",
+            "gen_ai.request.model": _shown_name(record.alias or record.model),
+            "gen_ai.response.model": _shown_name(record.model) if record.answered_at is not None else "",
+        }
 
     def close(self, within_s: float = CLOSE_S) -> None:
         thread = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
@@ -160,8 +201,10 @@ class SpanTracing(Tracing):
             log.warning("the last spans could not be sent within %g s", within_s)
 
 
-def open_tracing() -> Tracing:
+def open_tracing(*, has_usage: bool = True) -> Tracing:
     """Return the tracing that the environment asks for (`OTEL_…`), and say where spans go.
+
+    `has_usage`: spans have the tokens of requests.
 
     Spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OpenTelemetry's
     SDK is installed; everything else is as the SDK reads it. Errors there are logged, and the gateway starts.
@@ -173,7 +216,7 @@ def open_tracing() -> Tracing:
         log.debug("no spans are sent: %s", "switched off" if name else f"{_ENDPOINTS[1]} is not set")
         return Tracing()
     try:
-        tracing = SpanTracing(_provider())
+        tracing = SpanTracing(_provider(), has_usage=has_usage)
     except ImportError as error:
         log.warning(
             "%s is set, but no spans are sent, for want of a package (%s): install %s for %s",
@@ -185,6 +228,23 @@ def open_tracing() -> Tracing:
         return Tracing()
     log.info("spans are sent to %s: %r", _shown(env[name]), tracing)
     return tracing
+
+
+def _response_facts(record: RequestRecord, seen: RequestSpan) -> dict[str, Any]:
+    """Return the attributes of a response that has begun."""
+    if record.answered_at is None:
+        return {}
+    reasons = seen.finish_reasons(record.route)
+    is_broken = bool(record.error or record.phase) or record.status == CLIENT_LEFT
+    if is_broken and not reasons and _OPERATIONS.get(record.route) in _GENERATES:
+        reasons = ["error"]
+    first_at = record.first_at if seen.is_stream else None
+    return {
+        "gen_ai.request.stream": seen.is_stream or None,
+        "gen_ai.response.id": seen.response_id,
+        "gen_ai.response.finish_reasons": reasons,
+        "gen_ai.response.time_to_first_chunk": None if first_at is None else round(first_at - record.started_at, 6),
+    }
 
 
 def _usage_of(record: RequestRecord) -> dict[str, int]:

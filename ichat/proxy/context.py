@@ -61,6 +61,11 @@ class GatewayContext:
         routes = (route for routes in self.directory.external.values() for route in routes)
         return next((route for route in routes if route.id == endpoint_id.encode()), None)
 
+    def provider_of(self, endpoint_id: str) -> str:
+        """Return the name of an endpoint's provider in spans: a worker's engine, or the API of an external route."""
+        worker = self.table.get(endpoint_id)
+        return "openai" if worker is None else worker.engine
+
     def reconfigure(self, config: Config) -> None:
         """Go on with the timeouts and settings of another configuration."""
         self.aliases = Aliases.from_config(config)

@@ -223,7 +223,10 @@ class Exchange:
             reads_response=keepalive is not None or endpoint.route is not None,
         )
         gaps = context.gaps(step.model) if step.model else None
-        return Leg(context.pool, endpoint, step, sink, pieces, request.method, usage, gaps, keepalive, self._heard)
+        watch = None if self.desk.trace is None else self.desk.trace.watch
+        return Leg(
+            context.pool, endpoint, step, sink, pieces, request.method, usage, gaps, keepalive, self._heard, watch
+        )
 
     def _heard(self, leg: Leg) -> None:
         """Called when a response begins: from here on the request is sent nowhere else, and its body is freed."""
@@ -262,7 +265,7 @@ class Exchange:
             bytes_out=progress.bytes_out if received is None else received.bytes_out,
             usage=progress.usage,
             trace_id="" if trace is None else trace.id,
-            span=None if trace is None else trace.span,
+            span=None if trace is None else trace.span_of(is_stream=leg is not None and leg.is_stream),
             is_counted=desk.is_counted,
             prefix=desk.prefix,
             worker=desk.worker,

@@ -79,6 +79,7 @@ class Gateway:
         self._metrics = metrics
         self._access = access
         self._tracing = tracing
+        tracing.find_providers(context.provider_of)
         self._ledger = ledger
         self._receivers: Mapping[bytes, Callable[[bytes | bytearray, Caller], Awaitable[bytes]]] = {
             **dict.fromkeys(HEARTBEAT_PATHS, heartbeats.receive),

@@ -12,7 +12,7 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.body_mover import ChunkGapHistogram
+from ichat.http.body_mover import ByteObserver, ChunkGapHistogram
 from ichat.http.client_side import ClientSide
 from ichat.http.failures import Declined, ResponseRejected, UpstreamError
 from ichat.http.heads import ResponseHead
@@ -123,6 +123,8 @@ class Leg:
     keepalive: KeepAlive | None = None
     heard: Callable[["Leg"], None] = _ignore
     """Called when a response begins that is passed on."""
+    watch: Callable[[ByteObserver | None], ByteObserver] | None = None
+    """Returns an observer of the body that also has the reader of tokens see it."""
 
     relay: Relay | None = None
     asked_at: float | None = None
@@ -228,7 +230,7 @@ class Leg:
 
     def _relay_on(self, connection: Connection) -> Relay:
         """Return the relay of the request and its response on a connection."""
-        usage, step = self.usage, self.step
+        step, reader = self.step, self.usage if isinstance(self.usage, TokenUsage) else None
         relay = self.relay = Relay(
             connection,
             ClientSide(self.sink.taker, self.sink.version, self.keepalive),
@@ -236,7 +238,7 @@ class Leg:
             on_head=self._on_head,
             first_byte_s=step.first_byte_s,
             stall_s=step.stall_s,
-            usage=usage if isinstance(usage, TokenUsage) else None,
+            usage=reader if self.watch is None else self.watch(reader),
             gaps=self.gaps,
         )
         if self.keepalive is not None:

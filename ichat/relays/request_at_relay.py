@@ -267,7 +267,7 @@ class RequestAtRelay:
             bytes_out=told.bytes_out,
             usage=self.usage,
             trace_id="" if trace is None else trace.id,
-            span=None if trace is None else trace.span,
+            span=None if trace is None else trace.span_of(is_stream=told.is_stream),
             is_counted=desk.is_counted,
             prefix=desk.prefix,
             worker=desk.worker,

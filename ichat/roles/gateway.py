@@ -149,7 +149,7 @@ async def run(
         handed = handed_by(takeover, config)
         notifier = notifier if handed is None else handed.notifier_or(notifier)
         state = await state_of(config, handed, stack, waits=takes_over)
-        tracing = stack.enter_context(contextlib.closing(open_tracing()))
+        tracing = stack.enter_context(contextlib.closing(open_tracing(has_usage=config.usage.in_spans)))
         components = build(config, file, state, tracing)
         relays = components.data.relays
         receiver, listeners = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM), list[socket.socket]()

@@ -1,6 +1,5 @@
 """The trace that a request belongs to: its headers, and spans where OpenTelemetry's SDK is there."""
 
-import http.server
 import logging
 import os
 import pathlib
@@ -13,6 +12,7 @@ import types
 
 import pytest
 from support.programs import LIMIT_S
+from support.span_receiver import receiver_fixture, spans_in  # noqa: F401
 
 from ichat.observability import tracing
 from ichat.observability.request_record import UsedTokens
@@ -24,7 +24,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 def record(status, **facts):
     """The record of a request of which a test says only what it is about."""
     usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": "", "alias": ""}
-    return types.SimpleNamespace(**usual | {"route": "other", "usage": None} | facts)
+    times = {"started_at": 0.0, "answered_at": None, "first_at": None, "ended_at": 0.0}
+    return types.SimpleNamespace(**usual | times | {"route": "other", "usage": None} | facts)
 
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
@@ -158,7 +159,9 @@ def spans():
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return SpanTracing(provider), exporter.get_finished_spans
+    tracer = SpanTracing(provider)
+    tracer.find_providers({"w-0": "vllm", "cloud": "openai"}.__getitem__)
+    return tracer, exporter.get_finished_spans
 
 
 def test_a_request_is_a_span(spans):
@@ -273,7 +276,8 @@ def test_spans_have_the_attributes_of_generative_ai(spans, route, operation):
     counted, *others = [
         {key: value for key, value in span.attributes.items() if "gen_ai" in key} for span in finished()
     ]
-    known = {"gen_ai.request.model": "m"} | ({"gen_ai.operation.name": operation} if operation else {})
+    kind = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "ichat"} if operation else {}
+    known = {"gen_ai.request.model": "m"} | kind
     assert others == [known, known], "an estimate is no count"
     assert counted == known | {
         "gen_ai.usage.input_tokens": 70,
@@ -283,15 +287,121 @@ def test_spans_have_the_attributes_of_generative_ai(spans, route, operation):
 
 
 def test_a_name_and_the_model_that_answered(spans):
-    """The request has the name that was asked for, the response its model; for a model the two would be the same."""
+    """The request has the name that was asked for, the response its model; without a response there is none."""
     tracer, finished = spans
-    for alias in ("gpt", ""):
+    for alias, answered_at in (("gpt", 1.0), ("", 1.0), ("gpt", None)):
         trace = tracer.begin([], b"/v1/completions", is_known=True)
-        tracer.ended(record(200, span=trace.span, model="m", alias=alias))
+        tracer.ended(record(200, span=trace.span, model="m", alias=alias, answered_at=answered_at))
     found = [
         (span.attributes["gen_ai.request.model"], span.attributes.get("gen_ai.response.model")) for span in finished()
     ]
-    assert found == [("gpt", "m"), ("m", None)]
+    assert found == [("gpt", "m"), ("m", "m"), ("gpt", None)]
+
+
+@pytest.mark.parametrize(("worker", "provider"), [("w-0", "vllm"), ("cloud", "openai"), ("", "ichat")])
+def test_the_provider_is_the_engine_or_the_api_of_the_upstream(spans, worker, provider):
+    """A refusal of the gateway is its own answer."""
+    tracer, finished = spans
+    tracer.ended(record(200, span=begin(tracer, []).span, route="/v1/chat/completions", worker=worker))
+    assert finished()[0].attributes["gen_ai.provider.name"] == provider
+
+
+def seen(span, *pieces, size=None):
+    """Have a span see a response's body, in these pieces or in pieces of this size."""
+    counted = []
+    observer = span.watch(types.SimpleNamespace(see=lambda buffer, end: counted.append(bytes(buffer[:end]))))
+    whole = b"".join(pieces)
+    parts = pieces if size is None else [whole[at : at + size] for at in range(0, len(whole), size)]
+    for piece in parts:
+        observer.see(bytearray(piece + b"of an earlier piece"), len(piece))
+    assert b"".join(counted) == whole, "the reader of tokens sees every byte"
+
+
+STREAM = (
+    b'data: {"id":"chatcmpl-1a","choices":[{"index":0,"delta":{"content":"\\"id\\":\\"secret\\""}}]}\n\n'
+    b'data: {"id":"chatcmpl-1a","choices":[{"delta":{"content":"\\"finish_reason\\":\\"secret\\""},"finish_reason":null}]}\n\n'
+    b'data: {"id":"chatcmpl-1a","choices":[{"delta":{},"finish_reason":"length","stop_reason":"secret"}]}\n\n'
+    b'data: {"id":"chatcmpl-1a","choices":[],"usage":{"prompt_tokens":3}}\n\ndata: [DONE]\n\n'
+)
+MESSAGE = b'{"id": "msg_1", "content": [{"text": "secret"}], "stop_reason": "tool_use", "usage": {}}'
+TWO = b'{"id":"cmpl-2","choices":[{"text":"secret","finish_reason":"stop"},{"text":"b","finish_reason":"length"}]}'
+
+
+@pytest.mark.parametrize("size", [None, 1, 7])
+@pytest.mark.parametrize(
+    ("route", "body", "response_id", "reasons"),
+    [
+        ("/v1/chat/completions", STREAM, "chatcmpl-1a", ("length",)),
+        ("/v1/messages", MESSAGE, "msg_1", ("tool_use",)),
+        ("/v1/completions", TWO, "cmpl-2", ("stop", "length")),
+        ("/v1/embeddings", b'{"id":"embd-3","data":[{"embedding":[' + b"0.1," * 5000 + b"1]}]}", "embd-3", None),
+        ("/v1/chat/completions", b'{"id": "my secret text", "choices": []}', None, None),
+        ("/v1/messages", b'{"stop_reason": "secret"}', None, None),
+    ],
+)
+def test_a_span_has_the_id_of_the_response_and_the_reasons_for_its_end(spans, size, route, body, response_id, reasons):
+    """However the response is cut; no text of the model or of its user is there."""
+    tracer, finished = spans
+    span = begin(tracer, []).span
+    seen(span, body, size=size)
+    tracer.ended(record(200, span=span, model="m", route=route, worker="w-0", answered_at=1.0, first_at=1.0))
+    attributes = finished()[0].attributes
+    assert attributes.get("gen_ai.response.id") == response_id
+    assert attributes.get("gen_ai.response.finish_reasons") == reasons
+    assert "secret" not in str(attributes)
+
+
+def test_a_later_attempt_replaces_the_parts_of_an_earlier_response(spans):
+    """Only the response that the client gets is in the span."""
+    tracer, finished = spans
+    span = begin(tracer, []).span
+    seen(span, STREAM)
+    seen(span, b"data: {}\n\n")
+    tracer.ended(record(200, span=span, route="/v1/chat/completions", answered_at=1.0))
+    assert "gen_ai.response.id" not in finished()[0].attributes
+
+
+@pytest.mark.parametrize(
+    ("facts", "reasons"),
+    [
+        ({"error": "upstream_failed"}, ("error",)),
+        ({"phase": "streaming", "status": 499}, ("error",)),
+        ({"error": "upstream_failed", "answered_at": None}, None),
+        ({"error": "upstream_failed", "route": "/v1/embeddings"}, None),
+        ({}, None),
+    ],
+)
+def test_an_answer_that_breaks_off_ends_for_an_error(spans, facts, reasons):
+    """If it had begun, and if such answers have a reason at all."""
+    tracer, finished = spans
+    usual = {"status": 200, "route": "/v1/chat/completions", "answered_at": 1.0}
+    tracer.ended(record(**usual | facts, span=begin(tracer, []).span))
+    assert finished()[0].attributes.get("gen_ai.response.finish_reasons") == reasons
+
+
+def test_the_first_token_of_a_stream_is_an_event(spans):
+    """Its time is that of the first piece; a response that is no stream has none."""
+    tracer, finished = spans
+    for is_stream in (True, False):
+        trace = begin(tracer, [])
+        times = {"started_at": 10.0, "answered_at": 10.4, "first_at": 10.5, "ended_at": 12.0}
+        tracer.ended(record(200, span=trace.span_of(is_stream=is_stream), **times))
+    stream, plain = finished()
+    (event,) = stream.events
+    assert event.name == tracing.FIRST_TOKEN
+    assert 0 <= stream.end_time - event.timestamp - 1.5e9 < LIMIT_S * 1e9
+    assert stream.attributes["gen_ai.response.time_to_first_chunk"] == 0.5
+    assert stream.attributes["gen_ai.request.stream"] is True
+    assert plain.events == ()
+    assert not {"gen_ai.response.time_to_first_chunk", "gen_ai.request.stream"} & set(plain.attributes)
+
+
+def test_tokens_can_be_left_out_of_spans(spans):
+    """So that a client's own span and the gateway's are not both counted (`usage.in_spans`)."""
+    tracer, finished = spans
+    quiet = SpanTracing(tracer._provider, has_usage=False)
+    quiet.ended(record(200, span=begin(quiet, []).span, usage=UsedTokens(70, 8, 9)))
+    assert not [name for name in finished()[0].attributes if "usage" in name]
 
 
 def test_names_and_paths_of_clients_are_cut(spans):
@@ -306,39 +416,9 @@ def test_names_and_paths_of_clients_are_cut(spans):
     assert max(len(str(value)) for value in span.attributes.values()) == 256
 
 
-class Receiver(http.server.BaseHTTPRequestHandler):
-    """Takes spans by OTLP over HTTP."""
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.got.append((self.path, body))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def receiver():
-    """A server that takes spans, and what it got."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.got = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize(("settings", "service"), [({}, "ichat-gateway"), ({"OTEL_SERVICE_NAME": "front"}, "front")])
 def test_spans_arrive(environment, receiver, caplog, settings, service):
     """What has not been sent at the end is sent then; where it goes is said, without the password."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
     for name, value in settings.items():
         environment.setenv(name, value)
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:hush@127.0.0.1:{receiver.server_port}")
@@ -353,7 +433,7 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
     tracer.close(within_s=60.0)
     ((path, body),) = receiver.got
     assert path == "/v1/traces"
-    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    (resource,) = spans_in(body)
     named = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
     assert named["service.name"] == service
     (span,) = resource.scope_spans[0].spans

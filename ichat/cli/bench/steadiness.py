@@ -9,7 +9,9 @@ from ichat.cli.bench.samples import BenchRequest, WorkerSample
 REQUESTS_MIN = 20
 """Fewer requests with a whole answer say nothing about a steady state."""
 HALVES_MAX = 1.25
-"""The most by which the answers of the second half may be slower, beyond chance, as a factor."""
+"""The largest ratio of the mean times of both halves, beyond chance."""
+UNCERTAIN_MAX = 0.1
+"""The largest standard error of the mean time of an answer, as a share of that mean."""
 CHANCE = 2.0
 """Standard errors that count as chance."""
 TAIL_MAX = 0.3
@@ -30,8 +32,9 @@ def why_not_steady(
     The requests are divided by the times at which they were planned. The reasons are:
     - fewer than `REQUESTS_MIN` whole answers;
     - more errors than `ERRORS_MAX` of all requests;
-    - the mean time to the end of the second half is more than `HALVES_MAX` times that of the first half,
-      and differs by more than `CHANCE` standard errors: answers become slower;
+    - the mean times to the end of the two halves differ by more than the factor `HALVES_MAX`,
+      and by more than `CHANCE` standard errors: answers become slower, or faster;
+    - the mean time to the end has a standard error above `UNCERTAIN_MAX`: the answers are too uneven for their number;
     - in the last quarter more requests are under way than in the second (the first fills the engine): a queue grows;
     - the same of the requests that wait in a worker's engine;
     - for more than `TAIL_MAX` of the time nothing was sent, unless the user cut the run short;
@@ -47,21 +50,25 @@ def why_not_steady(
     if client_cpu > CLIENT_CPU_MAX:
         reasons.append(f"this client used {client_cpu:.0%} of a core: run several, or on another machine")
     if len(well) >= REQUESTS_MIN:
-        reasons += [*_slower(well), *_growing(requests), *_waiting(workers)]
+        reasons += [*_changing(well), *_growing(requests), *_waiting(workers)]
         if not is_cut_short:
             reasons += _tail(requests)
     return reasons
 
 
-def _slower(well: Sequence[BenchRequest]) -> list[str]:
+def _changing(well: Sequence[BenchRequest]) -> list[str]:
     ordered = sorted(well, key=lambda one: one.planned_at)
     halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
     first, second = ([one.whole_s for one in half if one.whole_s is not None] for half in halves)
     before, after = statistics.fmean(first), statistics.fmean(second)
     error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
-    if after <= HALVES_MAX * before or after - before <= CHANCE * error:
-        return []
-    return [f"the answers became slower: {before:.2f} s in the first half, {after:.2f} s in the second"]
+    means = f"{before:.2f} s in the first half, {after:.2f} s in the second"
+    if max(before, after) > HALVES_MAX * min(before, after) and abs(after - before) > CHANCE * error:
+        return [f"the answers became {'slower' if after > before else 'faster'}: {means}"]
+    mean, error = (before + after) / 2, error / 2
+    if error > UNCERTAIN_MAX * mean:
+        return [f"the answers are uneven: {mean:.2f} s each, with an error of {error:.2f} s; use a longer run"]
+    return []
 
 
 def _growing(requests: Sequence[BenchRequest]) -> list[str]:

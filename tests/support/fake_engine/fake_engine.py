@@ -319,7 +319,9 @@ class Fake:
                 if number:
                     await asyncio.sleep(self.args.gap_s)
                 sent_at.append(time.monotonic())
-                event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}]}
+                reason = "length" if number == body["max_tokens"] - 1 else None
+                choice = {"index": 0, "delta": {"content": f"{number} "}, "finish_reason": reason}
+                event = {"id": "chatcmpl-fake", "choices": [choice]}
                 await send({"type": "http.response.body", "body": sse(event), "more_body": True})
         await send({"type": "http.response.body", "body": sse({"choices": [], "usage": usage}), "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

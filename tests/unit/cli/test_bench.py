@@ -160,6 +160,8 @@ def waiting(*counts):
         ([*STEADY, request(50.0, error="timeout"), request(51.0, error="500")], [], 0.0, "2 of 102 requests failed"),
         ([request(float(n), first_s=0.5 + n / 50) for n in range(100)], [], 0.0, "the answers became slower"),
         ([request(float(n), first_s=4.0 * (n % 2)) for n in range(100)], [], 0.0, None),
+        ([request(float(n), first_s=2.5 - n / 50) for n in range(100)], [], 0.0, "the answers became faster"),
+        ([request(float(n), first_s=20.0 * (n % 8 == 0)) for n in range(64)], [], 0.0, "the answers are uneven"),
         ([request(float(n), first_s=0.3 * n) for n in range(100)], [], 0.0, "requests pile up"),
         ([request(n / 100, gap_s=0.2) for n in range(100)], [], 0.0, "the last requests only ended"),
         (STEADY, waiting(*range(40)), 0.0, "the queue of worker w grew"),
