@@ -65,7 +65,10 @@ NOT_TAKEN = {
         "prefix_hits": "two further heartbeats show the rate",
     },
     Registration: {"checked_for": "the host is checked again", "checked_at": "the host is checked again"},
-    WorkerLoad: {"expected": "it is looked up among the times of earlier loads"},
+    WorkerLoad: {
+        "expected": "it is looked up among the times of earlier loads",
+        "own_detail": "a takeover is refused during a download",
+    },
     Endpoint: {
         "upstream": "the heartbeat or the configuration has the address",
         "in_flight_max": "the heartbeat or the configuration has it",
