@@ -55,13 +55,13 @@ class RemoteRooms:
         self._held = held
 
     def _elsewhere(self) -> Iterator[ManagedWorker]:
-        """Return the on-demand workers with a launch on a cluster."""
+        """Yield the on-demand workers with a launch on a cluster."""
         for one in self._workers.values():
             if one.is_on_demand and one.holds.on in self._clusters and one.has_process:
                 yield one
 
     def _rooms_for(self, worker: ManagedWorker) -> Iterator[RemoteRoom]:
-        """Return the nodes that could hold a waiting worker if others went; none if a node has room already."""
+        """Yield the nodes that could hold a waiting worker if others went; none if a node has room already."""
         process = worker.life.process
         if process is None or not process.waits_for or process.node_id:
             return
