@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 
 from ichat.config.schema import Config
 from ichat.fleet.views import model_steps, result_of
-from ichat.fleet.worker_record import State, WorkerRecord, told_of
+from ichat.fleet.worker_record import State, WorkerRecord, activity_of, told_of
 from ichat.fleet.worker_table import WorkerTable
 from ichat.protocol.load_story import LoadStory
 from ichat.protocol.messages import ModelCard
@@ -79,7 +79,7 @@ class ModelDirectory:
         if not expected:
             return _not_ready(having, now, "; ".join(reasons), told)
         first = min(expected, key=lambda one: math.inf if (at := one.comes_at()) is None else at)
-        doing = first.doing(states[first])
+        doing = activity_of(first, states[first])
         found = Loadable("; ".join(reasons), first.comes_at(), len(having), coming, doing, told=told)
         rest_s = found.rest_s(now)
         if not coming or rest_s is None or rest_s <= self._restart_wait_s:

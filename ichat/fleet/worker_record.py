@@ -336,14 +336,6 @@ class WorkerRecord:
         begins_at = self.began_at if not self.is_down or self.retry_at is None else self.retry_at
         return begins_at + self.last_load.seconds
 
-    def doing(self, state: State) -> str:
-        """Return the activity of a worker in this state that is waited for, in a few words."""
-        if state in ("cold", "pending"):
-            return "about to start" if state == "cold" else "waiting for GPUs"
-        if state not in COMING and state != "asleep":
-            return "about to start again"
-        return self.phase or state
-
     def overlapped_with(self, other: "WorkerRecord") -> bool:
         """Return whether the other was healthy at some time during this run, with the tolerance of a heartbeat."""
         interval = other.heartbeat.heartbeat_interval if other.heartbeat else 0
@@ -371,3 +363,14 @@ class WorkerRecord:
         if self.phase.startswith(state):
             return f"worker {self.id} is {self.phase}"
         return f"worker {self.id} is {state}" + (f" ({self.phase})" if self.phase else "")
+
+
+def activity_of(worker: WorkerRecord, state: State) -> str:
+    """Return the activity of a worker in this state that is waited for, in a few words."""
+    if state == "cold":
+        return "about to start"
+    if state == "pending":
+        return "waiting for GPUs"
+    if state not in COMING and state != "asleep":
+        return "about to start again"
+    return worker.phase or state

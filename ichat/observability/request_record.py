@@ -63,6 +63,8 @@ class RequestRecord:
     trace_id: str
     span: RequestSpan | None = None
     """None where no spans are sent."""
+    is_stream: bool = False
+    """Whether the response is a stream of events."""
     is_counted: bool = True
     """Whether it was a request to a model. Other requests have a line in the access log and no other trace."""
     prefix: PrefixChain | None = None

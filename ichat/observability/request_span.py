@@ -31,8 +31,6 @@ class RequestSpan:
     """OpenTelemetry's span of a request, and facts that it will have. It is a `ByteObserver`."""
 
     span: Any
-    is_stream: bool = False
-    """Whether the response is a stream of events."""
     _inner: ByteObserver | None = None
     _first: bytearray = attrs.field(factory=bytearray)
     _last: bytearray = attrs.field(factory=bytearray)

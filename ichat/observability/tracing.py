@@ -68,17 +68,8 @@ class Trace:
     headers: Pairs
     """For the upstream, in place of the client's own; empty once there is a response, since that can last an hour."""
     span: RequestSpan | None = None
-
-    @property
-    def watch(self) -> Callable[[ByteObserver | None], ByteObserver] | None:
-        """Returns an observer of a response's body for the span; None: no span is sent."""
-        return None if self.span is None else self.span.watch
-
-    def span_of(self, *, is_stream: bool) -> RequestSpan | None:
-        """Return the span of a request that has ended, and note whether its response is a stream."""
-        if self.span is not None:
-            self.span.is_stream = is_stream
-        return self.span
+    watch: Callable[[ByteObserver | None], ByteObserver] | None = None
+    """Returns an observer of a response's body for the span; None: no span is sent."""
 
 
 class Tracing:
@@ -151,9 +142,8 @@ class SpanTracing(Tracing):
         told: dict[str, str] = {}
         self._propagator.inject(told, self._api.set_span_in_context(span, self._nothing))
         trace_id = f"{span.get_span_context().trace_id:032x}"
-        return Trace(
-            trace_id, [(name.encode(), value.encode("latin-1")) for name, value in told.items()], RequestSpan(span)
-        )
+        headers, seen = [(name.encode(), value.encode("latin-1")) for name, value in told.items()], RequestSpan(span)
+        return Trace(trace_id, headers, seen, seen.watch)
 
     def find_providers(self, provider_of: Callable[[str], str]) -> None:
         self._provider_of = provider_of
@@ -176,7 +166,7 @@ class SpanTracing(Tracing):
                 **(_usage_of(record) if self._has_usage else {}),
             }
             span.set_attributes({name: value for name, value in facts.items() if value not in ("", [], None)})
-            if record.span.is_stream and record.first_at is not None:
+            if record.is_stream and record.first_at is not None:
                 ago_s = record.ended_at - record.first_at
                 span.add_event(FIRST_TOKEN, timestamp=time.time_ns() - round(ago_s * 1e9))
             if failed:
@@ -238,9 +228,9 @@ def _response_facts(record: RequestRecord, seen: RequestSpan) -> dict[str, Any]:
     is_broken = bool(record.error or record.phase) or record.status == CLIENT_LEFT
     if is_broken and not reasons and _OPERATIONS.get(record.route) in _GENERATES:
         reasons = ["error"]
-    first_at = record.first_at if seen.is_stream else None
+    first_at = record.first_at if record.is_stream else None
     return {
-        "gen_ai.request.stream": seen.is_stream or None,
+        "gen_ai.request.stream": record.is_stream or None,
         "gen_ai.response.id": seen.response_id,
         "gen_ai.response.finish_reasons": reasons,
         "gen_ai.response.time_to_first_chunk": None if first_at is None else round(first_at - record.started_at, 6),

@@ -223,7 +223,8 @@ class Exchange:
             reads_response=keepalive is not None or endpoint.route is not None,
         )
         gaps = context.gaps(step.model) if step.model else None
-        watch = None if self.desk.trace is None else self.desk.trace.watch
+        trace = self.desk.trace
+        watch = None if trace is None else trace.watch
         return Leg(
             context.pool, endpoint, step, sink, pieces, request.method, usage, gaps, keepalive, self._heard, watch
         )
@@ -265,7 +266,8 @@ class Exchange:
             bytes_out=progress.bytes_out if received is None else received.bytes_out,
             usage=progress.usage,
             trace_id="" if trace is None else trace.id,
-            span=None if trace is None else trace.span_of(is_stream=leg is not None and leg.is_stream),
+            span=None if trace is None else trace.span,
+            is_stream=leg is not None and leg.is_stream,
             is_counted=desk.is_counted,
             prefix=desk.prefix,
             worker=desk.worker,

@@ -129,7 +129,7 @@ def test_any_number_of_workers_is_a_bounded_number_of_nodes(overview, page, work
     assert (cells or column(page, "Workers").count()) == workers
     page.set_viewport_size({"width": 390, "height": 800})
     expect(page.locator(".columns ul")).to_have_count(2)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize("view", ["picture", "table"])
@@ -146,7 +146,7 @@ def test_hostile_names_do_nothing(overview, page, view):
     else:
         expect(page.get_by_label("Requests on their way")).to_contain_text("<img src=x")
     assert page.locator("main img, main script").count() == 0
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_nothing_runs_where_motion_is_not_wanted(browser, make_site):

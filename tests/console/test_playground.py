@@ -561,7 +561,7 @@ def test_the_playground_fits_every_screen(play, model, scheme):
     expect(answers(play, 1)).to_have_attribute("data-state", "done")
     for width in (360, 768, 1280, 1920):
         play.set_viewport_size({"width": width, "height": 800})
-        assert play.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+        play.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
     for control in play.locator("main").locator("button:visible, a:visible, input:visible, select:visible").all():
         name = control.evaluate(
             "one => one.ariaLabel || one.innerText || one.title || [...(one.labels ?? [])].map(l => l.innerText).join()"

@@ -55,7 +55,8 @@ def test_the_bill_of_materials_names_every_package_of_the_pyz(place):
     assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", VERSION)
     packages = dict(one.split("==") for one in PROJECT["dependency-groups"]["pyz"])
     wanted = {f"pkg:pypi/{name}@{version}" for name, version in packages.items()}
-    console = {f"pkg:npm/{name}@{one['version']}": one for name, one in PROJECT["tool"]["ichat"]["console"].items()}
+    by_name = PROJECT["tool"]["ichat"]["console"]
+    console = {f"pkg:npm/{name.replace('@', '%40')}@{one['version']}": one for name, one in by_name.items()}
     found = {one["purl"]: one for one in bill["components"]}
     assert len(found) == len(bill["components"])
     assert found.keys() == wanted | console.keys()

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tomllib
 
 import pytest
 from support.deployments import free_port, worker
@@ -10,6 +11,7 @@ from support.programs import words_of
 from support.releases import ROOT, UV, VERSION, install, release_of_all, run
 
 FAKE = str(ROOT / "tests/support/fake_engine")
+CONSOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ichat"]["console"]
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("git") is None, reason="needs git"),
@@ -53,7 +55,7 @@ def test_the_packages_in_use_are_listed(programs):
     listed = json.loads(run(UV, "pip", "list", "--format", "json", "--python", programs / "python"))
     assert (first, python) == (f"ichat {VERSION}", f"Python {sys.version.split()[0]}")
     console = {name for name in found if name.startswith("console/")}
-    assert console == {f"console/{name}" for name in ("preact", "htm", "marked", "dompurify", "uplot")}
+    assert console == {f"console/{name}" for name in CONSOLE}
     installed = {one["name"].lower().replace("_", "-"): one["version"] for one in listed} | {"ichat": None}
     assert {name: found[name] for name in found.keys() - console} == {
         name: version for name, version in installed.items() if name != "ichat"

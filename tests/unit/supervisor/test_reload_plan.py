@@ -446,8 +446,8 @@ SECTIONS = (
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.relays", "server_settings.state_directory",
-    "logs.access_log", "logs.access_lines_max", "logs.directory", "logs.format", "usage.enabled", "ray.address",
-    "ray.token_env",
+    "logs.access_log", "logs.access_lines_max", "logs.directory", "logs.format", "usage.enabled", "usage.in_spans",
+    "ray.address", "ray.token_env",
 }  # fmt: skip
 WORKERS_TOO = {
     "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",
