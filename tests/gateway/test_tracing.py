@@ -25,7 +25,7 @@ def record(status, **facts):
     """The record of a request of which a test says only what it is about."""
     usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": "", "alias": ""}
     times = {"started_at": 0.0, "answered_at": None, "first_at": None, "ended_at": 0.0}
-    return types.SimpleNamespace(**usual | times | {"route": "other", "usage": None} | facts)
+    return types.SimpleNamespace(**usual | times | {"route": "other", "usage": None, "is_stream": False} | facts)
 
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
@@ -385,7 +385,7 @@ def test_the_first_token_of_a_stream_is_an_event(spans):
     for is_stream in (True, False):
         trace = begin(tracer, [])
         times = {"started_at": 10.0, "answered_at": 10.4, "first_at": 10.5, "ended_at": 12.0}
-        tracer.ended(record(200, span=trace.span_of(is_stream=is_stream), **times))
+        tracer.ended(record(200, span=trace.span, is_stream=is_stream, **times))
     stream, plain = finished()
     (event,) = stream.events
     assert event.name == tracing.FIRST_TOKEN
