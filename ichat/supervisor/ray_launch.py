@@ -28,8 +28,8 @@ from ichat.supervisor.ray_jobs import STOP_MORE_S
 
 log = logging.getLogger(__name__)
 
-POLL_S, SERVING_POLL_S, ENDING_POLL_S = 2.0, 10.0, 0.5
-"""How often Ray is asked about a job: before it is claimed, while heartbeats report its worker, and at its end."""
+POLL_S, HEARD_POLL_S, ENDING_POLL_S = 2.0, 30.0, 0.5
+"""How often Ray is asked about a job: usually, while its worker is heard, and at its end."""
 CODE_MORE_S = 60.0
 """How much longer than the longest wait for a place an order's code can be used."""
 REPORT_S = 15.0
@@ -149,9 +149,18 @@ class RayLaunch:
         """Submit it, if it was not submitted yet, and wait until it has ended."""
         while not self.has_ended:
             await self._step()
-            if not self.has_ended:
-                with trio.move_on_after(self._poll_s):
-                    await self._news.wait()
+            await self._wait_to_ask()
+
+    async def _wait_to_ask(self) -> None:
+        """Wait until Ray is to be asked again: at once after news, and seldom while the worker is heard."""
+        heard_until = trio.current_time() + HEARD_POLL_S
+        while not self.has_ended:
+            with trio.move_on_after(self._poll_s) as waited:
+                await self._news.wait()
+            is_heard = self._is_claimed and self._cluster.orders.is_heard(self._order.worker_id)
+            is_due = not is_heard or self._poll_s == ENDING_POLL_S or trio.current_time() >= heard_until
+            if is_due or not waited.cancelled_caught:
+                break
 
     async def _step(self) -> None:
         """Go on, as far as Ray answers."""
@@ -223,8 +232,6 @@ class RayLaunch:
             seconds = f"{self._order.config.ray.pending_s:g} s"
             end = WorkerEnd(f"had no place on Ray within {seconds}", time.time(), cause=self.waits_for)
             await self._finish(end)
-        if self._poll_s != ENDING_POLL_S:
-            self._poll_s = SERVING_POLL_S if self._is_claimed else POLL_S
 
     async def _note_absence(self) -> None:
         """Note that Ray has no such job: the launch has ended, unless it is new, or its worker is heard.

@@ -244,6 +244,20 @@ async def test_a_job_that_ray_has_lost_ends_the_launch(autojump_clock, launch, c
     assert launch.reported_end.why == "was lost by Ray"
 
 
+async def test_ray_is_asked_seldom_while_a_worker_is_heard(autojump_clock, launch, cluster):
+    """A worker that is heard runs; once it is silent, Ray knows best whether its node is gone."""
+    await trio.sleep(5)
+    cluster.api.status, cluster.orders.heard = "RUNNING", True
+    cluster.fetch()
+    await trio.sleep(5)
+    cluster.api.calls.clear()
+    await trio.sleep(300)
+    assert 9 <= cluster.api.calls.count("job") <= 11
+    cluster.api.status, cluster.orders.heard = "FAILED", False
+    await trio.sleep(3)
+    assert launch.has_ended
+
+
 async def test_a_worker_that_is_heard_outlives_a_job_that_ray_has_lost(autojump_clock, launch, cluster):
     """Another cluster is at the same address: what it does not know ends when the worker is silent."""
     await trio.sleep(5)
