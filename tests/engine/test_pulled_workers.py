@@ -97,9 +97,8 @@ def test_workers_wait_for_one_download_of_their_model(hub, site):
         gateway.until(lambda worker_id=worker_id: " %" in phase(gateway, worker_id)["detail"])
         assert phase(gateway, worker_id)["name"] == "downloading"
     assert "downloading" in site.command("workers")[1]
-    found = site.on_disk()[NAME]
-    assert found["state"].startswith("downloading 4")
-    assert sorted(found["used_by"]) == ["a-0", "b-0"]
+    gateway.until(lambda: site.on_disk()[NAME]["state"].startswith("downloading 4"))
+    assert sorted(site.on_disk()[NAME]["used_by"]) == ["a-0", "b-0"]
     hub.go.set()
     for worker_id in ("a-0", "b-0"):
         gateway.wait_until_ready(worker_id)
