@@ -152,7 +152,7 @@ class RayLaunch:
             await self._wait_to_ask()
 
     async def _wait_to_ask(self) -> None:
-        """Wait until Ray is to be asked again: at once after news, and seldom while the worker is heard."""
+        """Wait until the next question to Ray: at once after news, and seldom while the worker is heard."""
         heard_until = trio.current_time() + HEARD_POLL_S
         while not self.has_ended:
             with trio.move_on_after(self._poll_s) as waited:
