@@ -34,7 +34,9 @@ async def test_a_worker_that_a_later_reload_wants_is_not_ended_by_an_earlier_one
     world.load_s = {"twin-1": 30, "twin-2": 9, "twin-3": 1}
     world.reload(config_of([new, new]))
     await world.until(lambda states: "twin-1" not in states)
-    assert world.states() == {"twin-0": "ready", "twin-2": "loading", "twin-3": "ready"}
+    states = world.states()
+    assert states.pop("twin-2") in ("starting", "loading")
+    assert states == {"twin-0": "ready", "twin-3": "ready"}
     world.reload(config_of([old, old]))
     await world.rest()
     assert world.states()["twin-0"] == "ready"
