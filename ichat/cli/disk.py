@@ -41,7 +41,7 @@ def show_disk(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     from ichat.downloads.inventory import stored_models
     from ichat.downloads.place import cache_of
 
-    users = _users(api, args.config)
+    users = _users(api, args.config, must_know=False)
     found = stored_models((hub, args.cache or cache_of(hub, os.environ)) for hub in HUBS)
     if args.json:
         screen.line(json.dumps({"data": [_described(one, users(one.place)) for one in found]}, ensure_ascii=False))
@@ -55,11 +55,11 @@ def show_disk(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def remove(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Remove a model from the disk. Raises Exit 64 if it is not there, and 1 if it is in use."""
+    """Remove a model from the disk. Raises Exit 64 if it is not there, and 1 if it is in use, or may be."""
     from ichat.downloads.inventory import remove_model, stored_model
 
     place = _stored_place(args)
-    if used := _users(api, args.config)(place):
+    if used := _users(api, args.config, must_know=True)(place):
         whose = f"worker {used[0]}" if len(used) == 1 else f"workers {', '.join(used)}"
         raise Exit(EXIT_REFUSED, f"{args.model} is the model of {whose}: stop and remove that first.")
     freed = stored_model(place).size_bytes
@@ -88,8 +88,11 @@ def _stored_place(args: argparse.Namespace) -> "ModelPlace":
     return found[0]
 
 
-def _users(api: Api, config: str | None) -> "Callable[[ModelPlace], Sequence[str]]":
-    """Return a function for the workers that use a model: those of the gateway here, and those of a configuration."""
+def _users(api: Api, config: str | None, *, must_know: bool) -> "Callable[[ModelPlace], Sequence[str]]":
+    """Return a function for the workers that use a model: those of the gateway here, and those of a configuration.
+
+    With `must_know`, raises Exit 1 if a gateway is there and does not list its workers; else it has none then.
+    """
     from ichat.config import load as configuration
     from ichat.downloads.inventory import does_name, is_used_by
 
@@ -99,8 +102,12 @@ def _users(api: Api, config: str | None) -> "Callable[[ModelPlace], Sequence[str
             tables = configuration.load(pathlib.Path(config)).managed_workers
     workers = []
     if api.place.is_here:
-        with contextlib.suppress(RequestRefused, Unreachable):
+        try:
             workers = objects_of(api.call("GET", "/v1/admin/workers", params={"full": "1"}).value.get("data"))
+        except (RequestRefused, Unreachable) as error:
+            is_there = isinstance(error, RequestRefused) or error.timed_out
+            if must_know and is_there:
+                raise Exit(EXIT_REFUSED, f"It is not known which workers have the model: {error}") from error
 
     def users(place: "ModelPlace") -> Sequence[str]:
         running = [str(one.get("worker_id")) for one in workers if does_name(place, str(one.get("model_path") or ""))]

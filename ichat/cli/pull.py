@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import select
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+
+import trio
 
 from ichat.cli.gateway_address import USUAL_FILE
 from ichat.cli.screen import Screen, Spinner, note, prepare_streams, raise_interrupts
@@ -15,21 +14,13 @@ from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
 from ichat.config.hubs import HUBS, Hub, is_hub_name
 from ichat.config.schema import Config
-from ichat.downloads.place import USUAL, place_of, whole_version
-from ichat.downloads.report import LINE_BYTES_MAX, DownloadReport, read_report
-from ichat.downloads.starting import (
-    PACKAGES,
-    SILENT_MORE_S,
-    DownloadOrder,
-    failure_after,
-    find_python,
-    has_library,
-)
+from ichat.downloads.place import PACKAGES, USUAL, place_of, whole_version
+from ichat.downloads.report import DownloadReport
+from ichat.downloads.starting import DownloadOrder, find_python, has_library, run_download
 from ichat.errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 PLAIN_S = 5.0
 """Seconds between two lines of progress where the output is no terminal."""
-END_S = 10.0
 
 
 def parser() -> CommandLineParser:
@@ -96,49 +87,28 @@ def _remedy(hub: Hub) -> str:
     return "install it (`uv pip install --python FILE modelscope`), or name an interpreter that has it (--python)."
 
 
+class _Progress:
+    """Shows a download's reports: each on a terminal, else when something is new, and every few seconds."""
+
+    def __init__(self, name: str, line: Spinner) -> None:
+        self._name = name
+        self._line = line
+        self._shown_at, self._seen = 0.0, ("", "")
+
+    def __repr__(self) -> str:
+        return f"<_Progress of {self._name}>"
+
+    def show(self, report: DownloadReport) -> None:
+        now, kind = time.monotonic(), (report.state, report.why)
+        if sys.stderr.isatty() or kind != self._seen or now - self._shown_at >= PLAIN_S:
+            self._line.show(f"{self._name}: {report.words()}")
+            self._shown_at, self._seen = now, kind
+
+
 def _download(order: DownloadOrder) -> str:
     """Run the download's process, show its progress, and return the model's directory. Raises Exit 69."""
-    with tempfile.TemporaryFile() as errors, Spinner() as progress:
-        process = subprocess.Popen(
-            order.command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-            bufsize=0,
-        )
-        try:
-            last = _follow(process, order, progress)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # it ends by that
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        why = failure_after(last, process.returncode, errors)
-    if last is None or why:
-        raise Exit(EXIT_UNAVAILABLE, why)
+    with Spinner() as line:
+        last = trio.run(run_download, order, None, _Progress(order.place.name, line).show)
+    if last.state != "done":
+        raise Exit(EXIT_UNAVAILABLE, last.why)
     return last.directory
-
-
-def _follow(process: "subprocess.Popen[bytes]", order: DownloadOrder, progress: Spinner) -> DownloadReport | None:
-    """Show a download's reports until its process has ended, and return the last report. Raises Exit 69."""
-    assert process.stdout is not None
-    last, shown_at, seen = None, 0.0, ("", "")
-    silent_s = order.stall_s + SILENT_MORE_S
-    while True:
-        if not select.select([process.stdout], [], [], silent_s)[0]:
-            process.kill()
-            raise Exit(EXIT_UNAVAILABLE, f"The download said nothing for {silent_s:g} s and was ended: ask again.")
-        line = process.stdout.readline(LINE_BYTES_MAX)
-        if not line:
-            return last
-        last = read_report(line) or last
-        if last is None or last.state in ("done", "failed"):
-            continue
-        now, kind = time.monotonic(), (last.state, last.why)
-        if sys.stderr.isatty() or kind != seen or now - shown_at >= PLAIN_S:
-            progress.show(f"{order.place.name}: {last.words()}")
-            shown_at, seen = now, kind

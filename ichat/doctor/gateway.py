@@ -18,6 +18,7 @@ from ichat.config.process_marks import relays_of
 from ichat.config.schema import Config
 from ichat.doctor.findings import Finding
 from ichat.doctor.machine import text_of
+from ichat.downloads.model_lock import holder_of, program_of
 from ichat.errors import Exit
 from ichat.preflight.facts import Holder, PortState, port_holders, read_port
 from ichat.preflight.obstacles import problems_of_port
@@ -92,8 +93,7 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
     path = os.path.abspath(directory)
     processes: list[LeftProcess] = []
     for process, mark in marked_by(f"{path}:"):
-        program = text_of(f"/proc/{process.pid}/comm")
-        processes.append(LeftProcess(process.pid, program, mark.removeprefix(f"{path}:")))
+        processes.append(LeftProcess(process.pid, program_of(process.pid), mark.removeprefix(f"{path}:")))
     try:
         saved, _ = read_saved(pathlib.Path(path, WORKERS_FILE))
         kept = kept_in(saved)
@@ -253,8 +253,6 @@ def _holder_of(lock: str) -> int | None:
         inode = os.stat(lock).st_ino
     except OSError:
         return None
-    locks = [line.split() for line in text_of("/proc/locks").splitlines() if "FLOCK" in line]
-    holder = next((words[4] for words in locks if len(words) > 5 and words[5].endswith(f":{inode}")), "")
+    holder = holder_of(inode)
     own = text_of(lock).partition("\n")[0]  # it counts as this container does; a lock may be another process's by now
-    found = own if holder and own.isdecimal() else holder
-    return int(found) if found.isdecimal() else None
+    return int(own) if holder is not None and own.isdecimal() else holder or None

@@ -3,13 +3,14 @@
 import errno
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from ichat.downloads.place import WEIGHTS
 from ichat.preflight.hub import HubFacts, problems_of_hub
 
+FILES_AT_ONCE = 4
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a disk without room: all of it, a quota, or the largest file that the process may write."""
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -119,6 +120,18 @@ class HubRefusal:
     headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
     why: str = ""
     """The reason in the library's words, or the system's."""
+
+
+def response_of(causes: Sequence[BaseException]) -> Any:
+    """Return the hub's response that an error of its library has, or an error behind it; None: there was none."""
+    return next((found for one in causes if (found := getattr(one, "response", None)) is not None), None)
+
+
+def failure_on_disk(causes: Sequence[BaseException], name: str, cache: str) -> DownloadFailed | None:
+    """Return the failure of the disk among the errors that have led to a failure; None: it was not the disk."""
+    sentences = (sentence_of_disk(one, name, cache) for one in causes if isinstance(one, OSError))
+    found = next(filter(None, sentences), "")
+    return DownloadFailed(found) if found else None
 
 
 def failure_of(refusal: HubRefusal, facts: HubFacts, revision: str) -> DownloadFailed | HubWait:

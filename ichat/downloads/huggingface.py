@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO
 
 from ichat.downloads.hub_client import (
+    FILES_AT_ONCE,
     DownloadFailed,
     HubFile,
     HubIndex,
@@ -22,13 +23,13 @@ from ichat.downloads.hub_client import (
     HubWait,
     causes_of,
     failure_of,
-    sentence_of_disk,
-)
+    failure_on_disk,
+    response_of,
+)  # fmt: skip
 from ichat.downloads.model_lock import LockHolder, locked, pause
 from ichat.downloads.place import ModelPlace
 from ichat.preflight.hub import HubFacts
 
-FILES_AT_ONCE = 4
 RESUMED_BYTES_MIN = 4 * 1024 * 1024
 """Smaller files are fetched by the library itself, from their beginning."""
 RESUMED_BYTES_MAX = 50_000_000_000
@@ -171,12 +172,10 @@ class HuggingFace:
             pause(LOCK_POLL_S)
 
     def _failure(self, error: BaseException, revision: str) -> DownloadFailed | HubWait:
-        for one in causes_of(error):
-            if isinstance(one, OSError) and (sentence := sentence_of_disk(one, self._place.name, self._place.cache)):
-                return DownloadFailed(sentence)
         causes = causes_of(error)
-        response = next((found for one in causes if (found := getattr(one, "response", None)) is not None), None)
-        names = {type(one).__name__ for one in causes}
+        if (of_disk := failure_on_disk(causes, self._place.name, self._place.cache)) is not None:
+            return of_disk
+        response, names = response_of(causes), {type(one).__name__ for one in causes}
         status, headers = (0, {}) if response is None else (response.status_code, dict(response.headers))
         return failure_of(HubRefusal(status, names, headers, _reason_of(causes)), self._facts, revision)
 
@@ -194,10 +193,8 @@ def _reason_of(causes: Sequence[BaseException]) -> str:
 def _is_passing(error: BaseException) -> bool:
     """Return whether another attempt may succeed: the hub has not refused, and the disk neither."""
     causes = causes_of(error)
-    if any(isinstance(one, OSError) and sentence_of_disk(one, "", "") for one in causes):
-        return False
-    response = next((found for one in causes if (found := getattr(one, "response", None)) is not None), None)
-    return response is None or response.status_code >= 500
+    response = response_of(causes)
+    return failure_on_disk(causes, "", "") is None and (response is None or response.status_code >= 500)
 
 
 def _failures_of(errors: Any) -> tuple[type[Exception], ...]:

@@ -67,11 +67,8 @@ class ModelLock:
 
     def show(self, report: DownloadReport) -> None:
         """Let others see how far the holder is. An error is ignored: the download goes on without that."""
-        path = self._directory / _PROGRESS
-        beside = path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
-            beside.write_text(report.line(), encoding="utf-8")
-            beside.replace(path)
+            write_json(self._directory / _PROGRESS, attrs.asdict(report))
 
     def shown(self) -> DownloadReport | None:
         """Return how far the holder is; None: it does not say."""
@@ -103,7 +100,7 @@ def _try_lock(descriptor: int) -> LockHolder | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return LockHolder(_holder_of(os.fstat(descriptor)))
+        return LockHolder(holder_of(os.fstat(descriptor).st_ino) or 0)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise NoLocks(error.strerror) from error
@@ -118,15 +115,16 @@ def _is_file(descriptor: int, path: pathlib.Path) -> bool:
     return False
 
 
-def _holder_of(status: os.stat_result) -> int:
-    """Return the process that the kernel names as the holder of a lock on a file; 0: it names none."""
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+def holder_of(inode: int) -> int | None:
+    """Return the process that holds the lock on a file, by /proc/locks; 0: another container's; None: none is known.
+
+    The file's device is not compared: file systems in layers have another there than in `stat`.
+    """
     with contextlib.suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as file:
-        for line in file:
-            words = line.split()
-            if "FLOCK" in words and "->" not in words and place in words:
-                return max(0, int(words[words.index(place) - 1]))
-    return 0
+        for words in map(str.split, file):
+            if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+                return max(0, int(words[4]))
+    return None
 
 
 def pause(seconds: float) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from ichat.downloads.hub_client import (
+    FILES_AT_ONCE,
     DownloadFailed,
     HubFile,
     HubIndex,
@@ -13,12 +14,12 @@ from ichat.downloads.hub_client import (
     HubWait,
     causes_of,
     failure_of,
-    sentence_of_disk,
-)
+    failure_on_disk,
+    response_of,
+)  # fmt: skip
 from ichat.downloads.place import UNDER_WAY, ModelPlace
 from ichat.preflight.hub import HubFacts
 
-FILES_AT_ONCE = 4
 _ERRORS = {"NotExistError": 404, "AuthenticationError": 401, "PermissionDeniedError": 403}
 """The library's errors without a status."""
 
@@ -77,11 +78,9 @@ class ModelScope:
 
     def _failure(self, error: BaseException, revision: str) -> DownloadFailed | HubWait:
         causes = causes_of(error)
-        for one in causes:
-            if isinstance(one, OSError) and (sentence := sentence_of_disk(one, self._place.name, self._place.cache)):
-                return DownloadFailed(sentence)
-        names = [type(one).__name__ for one in causes]
-        response = next((found for one in causes if (found := getattr(one, "response", None)) is not None), None)
+        if (of_disk := failure_on_disk(causes, self._place.name, self._place.cache)) is not None:
+            return of_disk
+        response, names = response_of(causes), [type(one).__name__ for one in causes]
         status = next((_ERRORS[name] for name in names if name in _ERRORS), 0)
         headers = {} if response is None else dict(response.headers)
         status = status if response is None else response.status_code

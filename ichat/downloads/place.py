@@ -21,6 +21,8 @@ from ichat.preflight.model_files import lack_of
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 USUAL: Mapping[Hub, str] = {"huggingface": "main", "modelscope": "master"}
 """The revision of a model if none is named."""
+PACKAGES: Mapping[Hub, str] = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
+"""The library of each hub."""
 UNDER_WAY = "._____temp"
 """Where `modelscope` has the files that it has not fetched completely."""
 _LIST_BYTES_MAX = 16 * 1024 * 1024

@@ -30,7 +30,7 @@ from ichat.downloads.hub_client import (
 from ichat.downloads.huggingface import HuggingFace
 from ichat.downloads.model_lock import ModelLock, NoLocks, pause, write_json
 from ichat.downloads.modelscope import ModelScope
-from ichat.downloads.place import USUAL, ModelPlace, place_of, read_list, whole_version
+from ichat.downloads.place import PACKAGES, USUAL, ModelPlace, place_of, read_list, whole_version
 from ichat.downloads.report import DownloadReport, Rate
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from ichat.preflight.hub import HubFacts, read_hub
@@ -193,7 +193,7 @@ def _client_of(wish: DownloadWish) -> HubClient:
             return HuggingFace(wish.place, wish.facts)
         return ModelScope(wish.place, wish.facts, wish.revision)
     except ImportError as error:
-        package = "huggingface_hub" if wish.place.hub == "huggingface" else "modelscope"
+        package = PACKAGES[wish.place.hub]
         raise DownloadFailed(
             f"{sys.executable} has no {package} ({error}): `uv pip install --python {sys.executable} {package}`, or"
             " name another interpreter (--python)."

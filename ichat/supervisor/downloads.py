@@ -1,24 +1,16 @@
 """Downloads of managed workers' models, each by a process of the worker's environment, before the worker's start."""
 
-import math
-import subprocess
-import tempfile
-from collections.abc import Callable
-
 import trio
 
 from ichat.config.engine_args import arguments_of
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.downloads.place import USUAL, ModelPlace, place_of, whole_version
-from ichat.downloads.report import LINE_BYTES_MAX, DownloadReport, read_report
-from ichat.downloads.starting import PACKAGES, SILENT_MORE_S, DownloadOrder, failure_after, find_python, has_library
+from ichat.downloads.place import PACKAGES, USUAL, ModelPlace, place_of, whole_version
+from ichat.downloads.report import DownloadReport
+from ichat.downloads.starting import DownloadOrder, find_python, has_library, run_download
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.protocol.load_story import DOWNLOADING
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launch import environment_of, python_of
-
-KILL_S = 5.0
-"""Seconds that a download's process has to end, after the end of its standard input."""
 
 
 def place_for(config: Config, spec: ManagedWorkerConfig) -> ModelPlace:
@@ -60,7 +52,7 @@ async def download_model(worker: WorkerRecord, spec: ManagedWorkerConfig, contex
     def show(report: DownloadReport) -> None:
         context.managed.note_load(worker, report.words(), report.left_s)
 
-    return await _run(order, environment_of(config, spec, ""), show)
+    return (await run_download(order, environment_of(config, spec, ""), show)).why
 
 
 def _python_for(config: Config, spec: ManagedWorkerConfig) -> str | None:
@@ -70,55 +62,3 @@ def _python_for(config: Config, spec: ManagedWorkerConfig) -> str | None:
     if has_library(own, spec.hub):
         return own
     return find_python(spec.hub, {name: engine.python for name, engine in config.engines.items()})
-
-
-async def _run(order: DownloadOrder, environment: dict[str, str], show: Callable[[DownloadReport], None]) -> str:
-    """Run the download's process; return why it failed, or ""."""
-    silent_s = order.stall_s + SILENT_MORE_S
-    with tempfile.TemporaryFile() as errors:
-        process = await trio.lowlevel.open_process(
-            order.command(), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            last = await _follow(process, silent_s, show)
-            await process.wait()
-        except trio.TooSlowError:
-            return f"The download of {order.place.name} said nothing for {silent_s:g} s and was ended."
-        finally:
-            with trio.CancelScope(shield=True):
-                await _end(process)
-        return failure_after(last, process.returncode, errors)
-
-
-async def _follow(
-    process: trio.Process, silent_s: float, show: Callable[[DownloadReport], None]
-) -> DownloadReport | None:
-    """Pass on a process' reports until it ends, and return the last. Raises TooSlowError after a long silence."""
-    assert process.stdout is not None
-    rest, last = b"", None
-    while True:
-        with trio.fail_after(silent_s):
-            part = await process.stdout.receive_some(LINE_BYTES_MAX)
-        if not part:
-            return last
-        *lines, rest = (rest + part).split(b"\n")
-        rest = rest[:LINE_BYTES_MAX]
-        for line in lines:
-            if (report := read_report(line)) is not None:
-                last = report
-                if report.state not in ("done", "failed"):
-                    show(report)
-
-
-async def _end(process: trio.Process) -> None:
-    """Have a process end, and wait for that."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    await process.stdin.aclose()
-    with trio.move_on_after(KILL_S if process.returncode is None else math.inf):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    await process.stdout.aclose()

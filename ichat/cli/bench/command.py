@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from ichat.cli.bench.objective import FORM
 from ichat.cli.client import EXIT_REFUSED, Api
 from ichat.cli.screen import Screen
 from ichat.errors import EXIT_INTERRUPTED, EXIT_USAGE, Exit
@@ -25,7 +26,6 @@ REQUESTS_MAX = 1_000_000
 RATE_MAX = 10_000.0
 SECONDS_MAX = 7 * 86400.0
 TOKENS_MAX = 10_000_000
-FORM = "ttft=1s,gap=60ms,e2e=30s"
 
 
 def add_bench_flags(usage: argparse.ArgumentParser) -> None:
