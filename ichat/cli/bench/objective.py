@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ichat.cli.bench.samples import BenchRequest
+if TYPE_CHECKING:
+    from ichat.cli.bench.samples import BenchRequest
 
 NAMES = {"ttft": "first_s", "gap": "token_s", "e2e": "whole_s"}
 """Objectives, and the figure of a request that each of them limits."""
@@ -28,7 +30,7 @@ def objective_in(text: str) -> Objective:
     return found
 
 
-def is_met(request: BenchRequest, objective: Objective) -> bool:
+def is_met(request: "BenchRequest", objective: Objective) -> bool:
     """Return whether a request has a whole answer within the objective.
 
     `gap` limits the average time between its tokens; an answer of a single token has none, and meets it.

@@ -51,6 +51,10 @@ const WORDS = {
   streaming: t("streaming"),
   plain: t("plain"),
   // Phases of loads.
+  downloading: t("downloading"),
+  checking: t("checking"),
+  "waiting for room": t("waiting for room"),
+  "starting the process": t("starting the process"),
   "reading the configuration": t("reading the configuration"),
   "starting its processes": t("starting its processes"),
   "loading weights": t("loading weights"),
@@ -59,6 +63,7 @@ const WORDS = {
   "sizing the KV cache": t("sizing the KV cache"),
   "capturing graphs": t("capturing graphs"),
   "warming up": t("warming up"),
+  "waking up": t("waking up"),
 };
 
 /**
