@@ -103,6 +103,7 @@ export default {
   "Find a setting": "查找设置",
   "Only what is not the default": "只看非默认值",
   "No such setting": "没有这样的设置",
+  "Look through the defaults as well": "同时查找默认值",
   "Name of the key": "密钥名称",
   "As it stands in usage and limits ({keys}).": "显示在用量和限额中（{keys}）。",
   Keys: "密钥",

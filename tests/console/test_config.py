@@ -27,12 +27,16 @@ def change(site, old, new):
 
 
 def test_everything_in_force_is_shown_without_secrets(site, page):
-    """Every section with its values; what is not the default is marked, and can be shown alone."""
+    """What is not the default is shown first, and marked; all the rest can be."""
     site.open(page, "config")
     row = page.locator('[data-key="timeouts.stop_s"]')
     expect(row).to_contain_text("6")
     expect(row).to_contain_text("set")
+    expect(page.locator('[data-key="timeouts.queue_s"]')).to_have_count(0)
+    page.get_by_label("Find a setting").fill("queue_s")
+    page.get_by_role("button", name="Look through the defaults as well").click()
     expect(page.locator('[data-key="timeouts.queue_s"]')).not_to_contain_text("set")
+    page.get_by_label("Find a setting").fill("")
     expect(page.locator('[data-key="external_routes[0]"]')).to_contain_text("***")
     assert "sk-hidden" not in page.content()
     page.get_by_label("Only what is not the default").check()

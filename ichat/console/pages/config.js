@@ -143,7 +143,7 @@ export default function Configuration() {
   const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
   const [plan, setPlan] = useState(/** @type {Api.Reload | null} */ (null));
   const [search, setSearch] = useState("");
-  const [onlySet, setOnlySet] = useState(false);
+  const [onlySet, setOnlySet] = useState(true);
   const read = useCallback(() => api.get("/v1/admin/config").then(setConfig, setFailure), []);
   useEffect(() => void read(), [reloaded, begun, file]);
   const reload = async (/** @type {boolean} */ dryRun) => {
@@ -193,11 +193,12 @@ export default function Configuration() {
       onInput=${(event) => setSearch(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${onlySet}
         onChange=${(event) => setOnlySet(event.target.checked)} /> ${t("Only what is not the default")}</label></div>
-    <${Sections} config=${config} search=${search} onlySet=${onlySet} /><//>`;
+    <${Sections} config=${config} search=${search} onlySet=${onlySet}
+      showAll=${() => setOnlySet(false)} /><//>`;
 }
 
-/** @param {{ config: Api.Config, search: string, onlySet: boolean }} props */
-function Sections({ config, search, onlySet }) {
+/** @param {{ config: Api.Config, search: string, onlySet: boolean, showAll: () => void }} props */
+function Sections({ config, search, onlySet, showAll }) {
   const changed = new Set(config.changed);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const found = Object.entries(config.settings)
@@ -209,7 +210,10 @@ function Sections({ config, search, onlySet }) {
       return { name, rows };
     })
     .filter(({ rows }) => rows.length);
-  if (!found.length) return html`<${Empty} title=${t("No such setting")} />`;
+  if (!found.length) {
+    const all = onlySet && html`<${Button} onClick=${showAll}>${t("Look through the defaults as well")}<//>`;
+    return html`<${Empty} title=${t("No such setting")}>${all}<//>`;
+  }
   return html`<div class="settings-list">${found.map(
     ({ name, rows }) => html`<${Section} key=${name} name=${name}
     rows=${rows} changed=${changed} />`,

@@ -74,13 +74,7 @@ function ModelList({ models, ask }) {
   const columns = [
     { name: "id", title: t("Model"), value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
     { name: "ready", title: t("Ready"), value: (row) => row.workers, cell: (row) => readiness(row, workers) },
-    {
-      name: "copies",
-      title: t("Replicas"),
-      align: "right",
-      value: (row) => row.copies?.wanted ?? null,
-      cell: copiesOf,
-    },
+    ...(models.some((row) => row.copies) ? [replicas] : []),
     {
       name: "in_flight",
       title: t("In flight"),
@@ -159,6 +153,15 @@ function ModelList({ models, ask }) {
       html`<${CopiesDialog} model=${scaled.id} wanted=${scaled.copies?.wanted ?? 1} onClose=${() => setScaled(null)} />`
     }<//>`;
 }
+
+/** @type {import("../ui/table.js").Column<Model>} */
+const replicas = {
+  name: "copies",
+  title: t("Replicas"),
+  align: "right",
+  value: (row) => row.copies?.wanted ?? null,
+  cell: copiesOf,
+};
 
 /** How many of a model's replicas are ready, of how many. */
 function copiesOf(/** @type {Model} */ { copies }) {

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { t } from "../texts.js";
-import { number } from "./format.js";
+import { number, when } from "./format.js";
 import { html } from "./html.js";
 
 /**
@@ -30,19 +30,29 @@ export function colorOf(name) {
   return color;
 }
 
-/** @param {number} seconds */
-const clock = (seconds) =>
-  new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+/**
+ * Return a tick's time of day: with seconds where ticks are less than a minute apart.
+ *
+ * @param {number} at
+ * @param {number} step
+ */
+const clock = (at, step) =>
+  new Date(at * 1000).toLocaleTimeString([], {
+    hour: "2-digit",
+    minute: "2-digit",
+    second: step < 60 ? "2-digit" : undefined,
+    hour12: false,
+  });
 
 /** @param {number} value */
 const short = (value) => number(value, { short: true });
 
 /**
  * @param {{ series: Series[], show: (index: number | null) => void, max?: number, format: (value: number) => string,
- *   sync?: string, width: number, timeOf: (at: number) => string }} how
+ *   sync?: string, width: number }} how
  * @returns {import("uplot").Options}
  */
-function optionsOf({ series, show, max, format, sync, width, timeOf }) {
+function optionsOf({ series, show, max, format, sync, width }) {
   const muted = colorOf("muted");
   const grid = { stroke: colorOf("line"), width: 1 };
   const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif" };
@@ -51,11 +61,16 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
     height: HEIGHT,
     padding: [10, 10, 0, 0],
     legend: { show: false },
-    tzDate: timeOf === clock ? undefined : (/** @type {number} */ at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
     scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
     axes: [
-      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(timeOf), space: 70, size: 26 },
+      {
+        ...axis,
+        grid: { show: false },
+        values: (_plot, ticks, _axis, _space, step) => ticks.map((at) => clock(at, step)),
+        space: 70,
+        size: 26,
+      },
       { ...axis, size: 46, space: 34, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
     ],
     series: [
@@ -76,12 +91,11 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
  *
  * `times`: seconds since 1970. `series`: {title, values, color?, fill?}. `unit` stands behind values. `max`: the upper
  * end of the axis. `sync`: charts of the same name share the pointer.
- * `timeOf(at)`: a time in words, in UTC; left out, the time of day here.
  *
  * @param {{ title: string, times: number[], series: Series[], unit?: string, max?: number, sync?: string,
- *   format?: (value: number) => string, timeOf?: (at: number) => string }} props
+ *   format?: (value: number) => string }} props
  */
-export function Chart({ title, times, series, unit = "", max, sync, format = short, timeOf = clock }) {
+export function Chart({ title, times, series, unit = "", max, sync, format = short }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));
   const plot = useRef(/** @type {import("uplot") | null} */ (null));
   const [at, setAt] = useState(/** @type {number | null} */ (null));
@@ -94,7 +108,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
   useEffect(() => {
     if (!place.current) return undefined;
     const width = place.current.clientWidth || 300;
-    const options = optionsOf({ series, show: setAt, max, format, sync, width, timeOf });
+    const options = optionsOf({ series, show: setAt, max, format, sync, width });
     plot.current = new uPlot(options, [times, ...series.map((one) => one.values)], place.current);
     const observer = new ResizeObserver(([entry]) => {
       plot.current?.setSize({ width: Math.max(120, Math.floor(entry.contentRect.width)), height: HEIGHT });
@@ -105,7 +119,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [theme, max, sync, timeOf, series.map((one) => one.title).join("\n")]);
+  }, [theme, max, sync, series.map((one) => one.title).join("\n")]);
   useEffect(() => {
     plot.current?.setData([times, ...series.map((one) => one.values)]);
   }, [times, series]);
@@ -119,7 +133,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
         <i class=${`dot ${one.color ?? "chart-1"}`}></i>
         ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`,
       )}
-      ${at !== null && index >= 0 && html`<time class="muted">${timeOf(times[index])}</time>`}
+      ${at !== null && index >= 0 && html`<time class="muted">${when(times[index])}</time>`}
     </span></figcaption>
     <div ref=${place} class="chart-plot"></div>
     ${times.length < 2 && html`<p class="chart-empty">${t("Gathering samples…")}</p>`}
