@@ -5,6 +5,7 @@ worker    the worker and uvicorn, with the same application
 vllm      the worker with vLLM, and vLLM's own server
 sglang    the worker with SGLang, and SGLang's own server
 prefix    how well gateways use the engines' prefix caches; it stands alone: `./build bench prefix --help`
+console   the console before hundreds of workers; it stands alone: `./build bench console --help`
 
 Every round measures each scenario on all in turn, the next round in the opposite order; a ratio is taken inside a
 round, and shown is the median of the rounds, with the least and the greatest. Ends with 1 where a request failed.
@@ -19,11 +20,14 @@ import tempfile
 import time
 
 import attrs
+import console
 import prefix
 from figures import figures_of, table
 from processes import ROOT, Failed, listen_to_signals, processes, run_load, spent
 from subjects import SUBJECTS
 
+ALONE = {"prefix": prefix, "console": console}
+"""The subjects that stand alone, with flags of their own."""
 LIMIT_S = 120.0
 """For one scenario on one process, once."""
 
@@ -116,15 +120,15 @@ def run(args, work):
 
 
 def main():
-    is_prefix = sys.argv[1:2] == ["prefix"]
-    args = prefix.read_command_line(sys.argv[2:]) if is_prefix else read_command_line()
+    alone = ALONE.get("".join(sys.argv[1:2]))
+    args = alone.read_command_line(sys.argv[2:]) if alone else read_command_line()
     listen_to_signals()
     (ROOT / ".build").mkdir(exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / ".build"))
     began = time.monotonic()
     keep = False
     try:
-        failures = (prefix.run if is_prefix else run)(args, work)
+        failures = (alone.run if alone else run)(args, work)
         keep = failures > 0
         seconds = time.monotonic() - began
         print(f"Only the ratios may be compared with those of another run or machine ({seconds:.0f} s).")
