@@ -63,6 +63,11 @@ class LaunchedProcess(Protocol):
         ...
 
     @property
+    def is_unanswered(self) -> bool:
+        """Whether it waits since its launcher gets no answers."""
+        ...
+
+    @property
     def node_id(self) -> str:
         """The node of its cluster that runs it; empty: none does yet, or it is a process of this machine."""
         ...
