@@ -23,7 +23,7 @@ class WatchedWorker:
         self._load: tuple[str, float] | None = None
         """The reason and the beginning of a load that has neither succeeded nor failed yet."""
         self.busy_at = -math.inf
-        """When it was last seen to have requests, or its last request ended."""
+        """When it was last seen to have requests, or its last request ended; `-inf`: not since it was ready."""
         self._ready_since = -math.inf
         self._endpoint: Endpoint | None = None
         self._became_idle = became_idle
@@ -100,9 +100,10 @@ class WatchedWorker:
         """
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
-            self._ready_since = now
+            first = now if self.busy_at == -math.inf else self.busy_at
+            self._ready_since = math.nextafter(first, -math.inf)  # before any request that it has had
         elif phase in ("cold", "down", "asleep", "waking", "ending"):
-            self._ready_since = -math.inf
+            self._ready_since = self.busy_at = -math.inf
         requests = endpoint.load(now) if endpoint is not None and phase in ("ready", "draining", "ending") else 0
         if requests:
             self.busy_at = now

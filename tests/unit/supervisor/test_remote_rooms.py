@@ -230,6 +230,18 @@ async def test_two_waiting_models_are_served_at_once(autojump_clock, nursery, tm
     assert took_s < 2 * (CROWDED_S + LOOK_S) + END_S + rig.cluster.start_s + LOAD_S + late_s
 
 
+async def test_a_quick_answer_counts(autojump_clock, nursery, tmp_path):
+    """A model is not taken for one that was loaded in vain where its request has ended before the loader looked."""
+    rig = RemoteRig(nursery, tmp_path, "n1", "n2")
+    for name in "abc":
+        rig.add_elsewhere(name, 4)
+    await rig.answered("a", work_s=5)
+    await rig.answered("b")
+    await trio.sleep(60)
+    await rig.answered("c")
+    assert rig.loaded() == ["b", "c"]
+
+
 async def test_a_request_waits_with_a_worker_that_waits(autojump_clock, nursery, tmp_path):
     """Also a request that arrives meanwhile: the room is made for it."""
     rig = RemoteRig(nursery, tmp_path, "n1")
