@@ -221,7 +221,8 @@ def test_a_guard_ends_on_a_signal_and_with_its_parent(gateway, guard, start):
     assert program.state(made["worker_id"]) is None
     assert shown(program, made)["ended"] == "was stopped on its machine"
     again = order(program)
-    script = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
+    no_nohup = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # with it a guard may outlive its parent
+    script = f"import signal, subprocess, sys; {no_nohup}; sys.exit(subprocess.call(sys.argv[1:]))"
     command = ichat("worker", "--order", again["code"], "--gateway-address", f"http://127.0.0.1:{program.port}")
     parent = start([command[0], "-c", script, *command])
     ready(program, again, parent)
