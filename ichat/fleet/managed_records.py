@@ -95,10 +95,13 @@ class ManagedRecords:
         if self._loads.note(worker, detail, left_s):
             self._table.changed()
 
-    def lack(self, worker: WorkerRecord, why: str) -> None:
-        """Record why a worker has no place to start at now; "": it has a place."""
-        if worker.lacks != why:
-            worker.lacks = why
+    def lack(self, worker: WorkerRecord, why: str, *, is_unanswered: bool = False) -> None:
+        """Record why a worker has no place to start at now; "": it has a place.
+
+        `is_unanswered` says that the cluster that would start it does not answer.
+        """
+        if (worker.lacks, worker.is_unanswered) != (why, is_unanswered):
+            worker.lacks, worker.is_unanswered = why, is_unanswered
             self._table.record_change(worker)
 
     def restart(self, worker: WorkerRecord) -> None:

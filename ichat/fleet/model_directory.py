@@ -18,6 +18,8 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.near_names import NearNames
 
 RETRY_AFTER_S = 5
+UNANSWERED = "the cluster that starts it does not answer"
+"""The text for clients about such a model."""
 REASONS_MAX = 8
 """The most workers with a reason why they do not serve a model."""
 
@@ -154,9 +156,17 @@ def _will_serve(worker: WorkerRecord) -> bool:
 
 def _not_ready(having: Collection[WorkerRecord], now: float, reasons: str, told: str) -> NotReady:
     """Return why none of these workers serves its model; it is final where only another request, or nothing, helps."""
-    is_final = all(one.is_down and (one.on_demand or one.has_failed or not one.was_ready) for one in having)
+    is_final = all(map(_is_final, having))
     retry_at = [one.retry_at for one in having if one.on_demand and one.retry_at is not None] if is_final else ()
     retry_after_s = max(1, math.ceil(min(retry_at) - now)) if retry_at else RETRY_AFTER_S
     if retry_at:
         told = f"it has failed, and can be asked for again in {retry_after_s} s"
+    elif any(one.is_unanswered for one in having):
+        told = UNANSWERED
     return NotReady(reasons, retry_after_s, is_final=is_final, told=told)
+
+
+def _is_final(worker: WorkerRecord) -> bool:
+    """Return whether no request can wait for a worker that is not on its way: it has failed, or has no cluster now."""
+    has_failed = worker.is_down and (worker.on_demand or worker.has_failed or not worker.was_ready)
+    return has_failed or worker.is_unanswered

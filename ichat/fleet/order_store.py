@@ -122,6 +122,13 @@ class OrderStore:
         worker = self._table.get(worker_id)
         return worker is not None and worker.is_heard(trio.current_time())
 
+    def has_left(self, worker_id: str, for_s: float) -> bool:
+        """Return whether a worker's newest heartbeat was its good-bye, at least `for_s` ago."""
+        worker = self._table.get(worker_id)
+        if worker is None or worker.heartbeat is None or worker.heartbeat.state != "gone":
+            return False
+        return trio.current_time() >= worker.heartbeat_at + for_s
+
     def _is_ordered(self, worker_id: str) -> bool:
         return any(one.worker_id == worker_id for one in self.orders.by_launch.values())
 

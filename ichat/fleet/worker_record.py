@@ -108,6 +108,8 @@ class WorkerRecord:
     """Of a worker that is cold: its models, as its last process described them."""
     lacks: str = ""
     """Why a managed worker has no place to start at now, in a sentence; empty if it has a place, or needs none."""
+    is_unanswered: bool = False
+    """Whether it has no place since the cluster that would start it does not answer."""
     restarts: int = 0
     began_at: float | None = None
     """When its newest start began, known of a managed worker."""
@@ -309,12 +311,12 @@ class WorkerRecord:
         self.tag, self.registration = "", None
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
-        self.load, self.lacks = None, ""
+        self.load, self.lacks, self.is_unanswered = None, "", False
         self.prefix_hits = PrefixHits()
 
     def is_loadable(self, now: float, state: State) -> bool:
         """Return whether it will be ready once a request has waited for it, if this is its state now."""
-        if not self.on_demand:
+        if not self.on_demand or self.is_unanswered:
             return False
         return state in LOADABLE or (state == "restarting" and self.retry_at is not None and now >= self.retry_at)
 

@@ -23,8 +23,22 @@ _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDR
 """Errors of a new connection that are not the upstream's fault."""
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
+LOST_S = 60
+"""A connection is broken when the upstream's machine has acknowledged nothing for this time, in seconds.
+
+A machine that is off, or cut off, sends no reset. Its kernel acknowledges while an engine is busy, however long.
+"""
+PROBE_AFTER_S, PROBE_EVERY_S = 30, 10
+"""When a silent upstream's machine is first asked whether it is there, and how often after that."""
 LOOKUPS_MAX = 4
 """Threads that may look up an upstream's name at the same time."""
+_TCP_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_S * 1000),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S),
+)
 
 
 def _authority_of(upstream: "Upstream") -> bytes:
@@ -241,7 +255,8 @@ async def _connect(family: int, address: Any) -> socket.socket:
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setblocking(False)
         if family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for level, option, value in _TCP_OPTIONS:
+                sock.setsockopt(level, option, value)
         # A unix socket with a full backlog fails with EAGAIN, and no event says when there is room again.
         while (number := sock.connect_ex(address)) == errno.EAGAIN:  # noqa: ASYNC110
             await trio.sleep(CONNECT_RETRY_S)

@@ -18,6 +18,7 @@ from ichat.placement.place import Wish
 from ichat.placement.placeable_gpus import PlaceableGpu
 from ichat.preflight.facts import Facts
 from ichat.supervisor.kept import Start
+from ichat.supervisor.remote_wait import RemoteLack
 from ichat.supervisor.state import SavedManagedWorker
 
 
@@ -60,6 +61,11 @@ class LaunchedProcess(Protocol):
     @property
     def waits_for(self) -> str:
         """Why no process runs yet, in a sentence; empty: it runs, or has ended."""
+        ...
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether it waits since its launcher gets no answers."""
         ...
 
     @property
@@ -129,11 +135,8 @@ class RemoteLauncher(Protocol):
         """
         ...
 
-    def lacking(self, spec: ManagedWorkerConfig) -> Mapping[str, float]:
-        """Return how many GPUs each node has too few for such a worker, by the ids of the nodes that are large enough.
-
-        Empty if that is not known.
-        """
+    def lacking(self, spec: ManagedWorkerConfig) -> RemoteLack:
+        """Return the lack of GPUs for such a worker, as far as it is known."""
         ...
 
 

@@ -13,6 +13,7 @@ from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.orders import OrderPlace
 from ichat.placement.estimate import GIB
 from ichat.ray.values import RayJob, RayNode, RayRoom, RaySubmission
+from ichat.supervisor.remote_wait import RemoteLack
 
 OWNER, WORKER, LAUNCH = "ichat.owner", "ichat.worker", "ichat.launch"
 """The metadata of a job: the gateway's state directory, the worker's id, and the number of the launch."""
@@ -138,18 +139,19 @@ def _lack_of_room(wanted: str, count: float, able: Sequence[str], room: RayRoom 
     return f"{wanted} are wanted on a node, and at most {free:g} are free on any" if free < count else ""
 
 
-def lacking_on(spec: ManagedWorkerConfig, nodes: Sequence[RayNode], room: RayRoom | None) -> Mapping[str, float]:
-    """Return how many GPUs each node that is large enough has too few for a worker.
+def lacking_on(spec: ManagedWorkerConfig, nodes: Sequence[RayNode], room: RayRoom | None) -> RemoteLack:
+    """Return the lack of GPUs for a worker.
 
-    Empty if Ray waits for no such number of GPUs, or that is not known: a job with a place is pending for seconds, too.
+    There is none if Ray waits for no such number of GPUs, or that is not known: a job with a place is pending for
+    seconds, too.
     """
     count = float(spec.gpus or 0)
     able = [node.id for node in nodes if node.is_alive and node.gpus >= count and node.has_labels(spec.labels)]
     if not count or room is None or not room.free.keys() >= set(able):
-        return {}
-    if not any(demand.resources.get("GPU") == count for demand in room.demand):
-        return {}
-    return {one: count - room.free[one].get("GPU", 0.0) for one in able}
+        return RemoteLack()
+    unplaced = sum(demand.count for demand in room.demand if demand.resources.get("GPU") == count)
+    by_node = {one: count - room.free[one].get("GPU", 0.0) for one in able}
+    return RemoteLack(unplaced, by_node) if unplaced and by_node else RemoteLack()
 
 
 def _selector_of(value: Label) -> str:

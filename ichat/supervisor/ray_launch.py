@@ -91,6 +91,7 @@ class RayLaunch:
         self.identity = job_id
         self.is_adopted = remote is not None
         self.waits_for = _NOT_SENT if remote is None or not remote.fetched_at else ""
+        self.is_unanswered = False
         self.reported_end: WorkerEnd | None = None
         self.returncode: int | None = None
         self.had_no_place = False
@@ -167,22 +168,29 @@ class RayLaunch:
         try:
             await (self._submit() if self._remote is None else self._look(self._remote))
         except (RayUnknown, RayRefused) as error:
-            self._note_silence(str(error))
+            await self._note_silence(str(error))
         else:
             if self._unknown_since:
                 log.info("Ray at %s answers again", self._cluster.api.address)
             self._unknown_since = ""
 
-    def _note_silence(self, why: str) -> None:
-        address = self._cluster.api.address
+    async def _note_silence(self, why: str) -> None:
+        """Note that Ray does not answer: the launch goes on, unless its worker has said good-bye.
+
+        The guard of such a worker would have reported the end by now.
+        """
+        address, orders, worker_id = self._cluster.api.address, self._cluster.orders, self._order.worker_id
         if not self._unknown_since:
             self._unknown_since = time.strftime("%H:%M:%S")
-            log.error("Ray at %s does not answer about worker %s: %s", address, self._order.worker_id, why)
+            log.error("Ray at %s does not answer about worker %s: %s", address, worker_id, why)
         if self.waits_for:
-            since = f"({why}) since {self._unknown_since}"
-            self._tell(f"Ray at {address} does not answer {since}: its workers go on; launches wait.")
-        elif not self._cluster.orders.is_heard(self._order.worker_id):
-            self._say(f"worker {self._order.worker_id} is silent, too: it is launched again once Ray answers about it")
+            words = f"does not answer ({why}) since {self._unknown_since}: its workers go on; launches wait."
+            self._tell(f"Ray at {address} {words}", is_unanswered=True)
+        elif self._is_claimed and orders.has_left(worker_id, REPORT_S):
+            cause = "Its guard has not reported how it ended, and Ray does not answer."
+            await self._finish(WorkerEnd("has said good-bye", time.time(), cause=cause))
+        elif not orders.is_heard(worker_id):
+            self._say(f"worker {worker_id} is silent, too: it is launched again once Ray answers about it")
 
     def _say(self, words: str) -> None:
         """Log an error, once."""
@@ -265,9 +273,9 @@ class RayLaunch:
     def _newest(self, remote: RemoteOrder) -> RemoteOrder:
         return self._cluster.orders.orders.by_launch.get(remote.launch, remote)
 
-    def _tell(self, why: str) -> None:
-        if self.waits_for != why:
-            self.waits_for = why
+    def _tell(self, why: str, *, is_unanswered: bool = False) -> None:
+        if (self.waits_for, self.is_unanswered) != (why, is_unanswered):
+            self.waits_for, self.is_unanswered = why, is_unanswered
             self._changed()
 
     def _hear_of_orders(self) -> None:

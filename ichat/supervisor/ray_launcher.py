@@ -38,6 +38,7 @@ from ichat.supervisor.ray_jobs import (
     why_pending,
 )
 from ichat.supervisor.ray_launch import RayLaunch
+from ichat.supervisor.remote_wait import RemoteLack
 from ichat.supervisor.state import SavedManagedWorker, StateDirectory
 
 log = logging.getLogger(__name__)
@@ -171,14 +172,11 @@ class RayLauncher:
         reading = await self._read()
         return why_pending(spec, job, reading.nodes, reading.room)
 
-    def lacking(self, spec: ManagedWorkerConfig) -> Mapping[str, float]:
-        """Return how many GPUs each node has too few for such a worker, by the ids of the nodes that are large enough.
-
-        Empty if no launch has read that of late.
-        """
+    def lacking(self, spec: ManagedWorkerConfig) -> RemoteLack:
+        """Return the lack of GPUs for such a worker; none if no launch has read that of late."""
         reading = self._reading
         if reading is None or trio.current_time() - reading.at > 2 * READ_AGAIN_S:
-            return {}
+            return RemoteLack()
         return lacking_on(spec, reading.nodes, reading.room)
 
     async def tidy(self, worker_id: str, job_id: str) -> None:

@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 
 from ichat.preflight.claims import Claims, do_share_gpu, do_share_port, fit, overfull_gpus
 from ichat.routing.queue import Demand
-from ichat.supervisor.remote_wait import RemoteRoom, RemoteWait
+from ichat.supervisor.remote_wait import GivenRoom, RemoteRoom, RemoteWait
 
 PAUSE_S = 1.0
 """A worker that has just answered keeps its room for this time: its clients often return at once."""
@@ -163,6 +163,8 @@ class _Turns:
         """Workers that older waiters get, now or as soon as there is room."""
         self.chosen: dict[str, Claims] = {}
         """The claims of reserved workers, where they will be loaded."""
+        self.given = GivenRoom()
+        """The room on clusters that older waiters get."""
         self.leaving = set[str]()
         """Workers that go, or are drained, for older waiters."""
         self.actions: list[SwapAction] = []
@@ -196,20 +198,20 @@ class _Turns:
         return plan
 
     def free_elsewhere(self) -> None:
-        """Evict workers on clusters for workers that wait there and are wanted, the oldest waiter first.
+        """Evict workers on clusters for wanted workers that wait there, the oldest first; maybe others later."""
+        for worker in sorted(self.workers, key=lambda one: self._since(one.model)):
+            if worker.remote is not None and self._since(worker.model) < math.inf:
+                self._free_for(worker, worker.remote)
 
-        The cluster decides whether that was enough: while a worker still waits, others may go later.
-        """
-        waiting = [one for one in self.workers if one.remote is not None and self._since(one.model) < math.inf]
-        for worker in sorted(waiting, key=lambda one: self._since(one.model)):
-            self._free_for(worker, worker.remote)
-
-    def _free_for(self, worker: SwapCandidate, wait: RemoteWait | None) -> None:
-        rooms = () if wait is None else wait.rooms
-        plans = [plan for room in rooms if (plan := self._plan_at(worker, room)) is not None]
-        best = min(plans, key=self._effort, default=None)
-        if wait is None or best is None:
+    def _free_for(self, worker: SwapCandidate, wait: RemoteWait) -> None:
+        plans = [(plan, room) for room in self.given.rooms_for(wait) if (plan := self._plan_at(worker, room))]
+        if not plans:
             return
+        best, room = min(plans, key=lambda one: self._effort(one[0]))
+        if best.at < math.inf:
+            going = {one.worker_id for one in best.evicts}
+            self.given.give(wait, room, going)
+            self.reserved |= going
         begins_at = max(wait.evict_at, best.at)
         if begins_at > self.now:
             self._again_at(begins_at)
@@ -221,7 +223,7 @@ class _Turns:
 
     def _plan_at(self, worker: SwapCandidate, room: RemoteRoom) -> LoadPlan | None:
         """Return which workers would go from a node, those that cost least; None if all together are too few."""
-        since, missing, evicts = self._since(worker.model), room.lacks, list[SwapCandidate]()
+        since, missing, evicts = self._since(worker.model), self.given.missing(room), list[SwapCandidate]()
         holders, _ = self._apart([one for one in self.workers if one.worker_id in room.holders])
         for one in sorted(holders, key=lambda one: self._cost(one, since)):
             if missing > 0:
@@ -229,7 +231,8 @@ class _Turns:
                 missing -= room.holders[one.worker_id]
         if missing > 0:
             return None
-        return LoadPlan(worker, evicts, frozenset(), [], max(self._may_go_at(one, since) for one in evicts))
+        at = max((self._may_go_at(one, since) for one in evicts), default=-math.inf)
+        return LoadPlan(worker, evicts, frozenset(), [], at)
 
     def resume_others(self) -> None:
         """Reverse the drains that are not needed any more."""

@@ -9,7 +9,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.preflight.claims import Claims, claims_of
 from ichat.routing.endpoint import REPORT_S, Endpoint
 from ichat.supervisor.managed_worker import ManagedWorker
-from ichat.supervisor.swaps import Phase, RemoteWait, SwapCandidate
+from ichat.supervisor.swaps import RemoteWait, SwapCandidate
 
 
 class WatchedWorker:
@@ -23,10 +23,8 @@ class WatchedWorker:
         self._load: tuple[str, float] | None = None
         """The reason and the beginning of a load that has neither succeeded nor failed yet."""
         self.busy_at = -math.inf
-        """When it was last seen to have requests, or its last request ended."""
+        """When it was last seen to have requests, or its last request ended; `-inf`: not since it was ready."""
         self._ready_since = -math.inf
-        self._unready_at = -math.inf
-        """When it was last seen not to be ready."""
         self._endpoint: Endpoint | None = None
         self._became_idle = became_idle
         self._claimed: tuple[ManagedWorkerConfig, Claims] | None = None
@@ -101,7 +99,11 @@ class WatchedWorker:
         `is_spare` says that it is a copy that may go.
         """
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
-        self._note(phase, now)
+        if phase == "ready" and self._ready_since == -math.inf:
+            first = now if self.busy_at == -math.inf else self.busy_at
+            self._ready_since = math.nextafter(first, -math.inf)  # before any request that it has had
+        elif phase in ("cold", "down", "asleep", "waking", "ending"):
+            self._ready_since = self.busy_at = -math.inf
         requests = endpoint.load(now) if endpoint is not None and phase in ("ready", "draining", "ending") else 0
         if requests:
             self.busy_at = now
@@ -123,13 +125,3 @@ class WatchedWorker:
             remote=remote,
             is_spare=is_spare,
         )
-
-    def _note(self, phase: Phase, now: float) -> None:
-        """Note since when it is ready, or that it is not."""
-        if phase != "ready":
-            self._unready_at = now
-        elif self._ready_since == -math.inf:
-            was_busy = self.busy_at > self._unready_at  # its first requests ended before this look
-            self._ready_since = self._unready_at if was_busy else now
-        if phase in ("cold", "down", "asleep", "waking", "ending"):
-            self._ready_since = -math.inf

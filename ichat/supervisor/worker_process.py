@@ -54,6 +54,7 @@ class WorkerProcess:
     """The first process of a start of a worker, with everything that stems from it."""
 
     waits_for = ""
+    is_unanswered = False
     had_no_place = False
     node_id = ""
     reported_end: WorkerEnd | None = None

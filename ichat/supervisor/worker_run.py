@@ -116,7 +116,7 @@ class WorkerRun:
         """Show why no process runs yet, until it runs: its load begins then."""
         process, managed = self._process, self._context.managed
         while why := process.waits_for:
-            managed.lack(self._worker, why)
+            managed.lack(self._worker, why, is_unanswered=process.is_unanswered)
             await process.wait_change()
         managed.lack(self._worker, "")
         managed.enter_load(self._worker, STARTING)

@@ -64,6 +64,11 @@ class FaultSite(Site):
     def until_logged(self, words, limit_s=LIMIT_S):
         self.program.until(lambda: words in self.program.text(), limit_s)
 
+    def until_one_ends(self, processes):
+        """Return when one of these processes has ended."""
+        self.program.until(lambda: len(alive(processes)) < len(processes), START_S)
+        return time.monotonic()
+
     def until_replaced(self, worker_id, pid):
         self.program.until(lambda: self.worker(worker_id).get("pid") not in (None, 0, pid), START_S)
         self.until_ready(worker_id)
@@ -79,7 +84,10 @@ class FaultSite(Site):
 
 
 class Load:
-    """Streams, and requests all the time, until the end of the block. `failed` are the requests without an answer."""
+    """Streams, and requests all the time, until the end of the block.
+
+    `failed` are the requests without an answer, with the time of each.
+    """
 
     def __init__(self, site, events):
         self._site, self._events = site, events
@@ -102,7 +110,7 @@ class Load:
             self.asked += 1
             status, answer = self._site.program.ask("/v1/chat/completions", {"model": "m"})
             if status != 200:
-                self.failed.append((self.asked, status, answer))
+                self.failed.append((time.monotonic(), status, answer))
 
     def streams(self):
         """Return how many streams were complete, and how many were cut, once all have ended."""
@@ -207,26 +215,35 @@ def end(process):
 
 
 def test_a_lost_head_ends_all_and_its_return_starts_each_worker_once(site):
-    """Streams go on until Ray ends its nodes. Nothing is started before another cluster is at the address."""
+    """Streams and requests go on until Ray ends its nodes. Nothing is started before another cluster is at the address.
+
+    Requests meanwhile are refused, also where the worker has said good-bye, so that it seems to be on its way.
+    """
     site.need(1)
     workers = [psutil.Process(pid) for pid in site.begin_copies(1)]
     sent = site.launches()
-    with Load(site, SHORT) as load:
-        began = time.monotonic()
-        site.cluster.kill("gcs_server")
-        whole, cut = load.streams()
-        failed = list(load.failed)
-        tell("head", whole=whole, cut=cut, asked=load.asked, failed=len(failed), after_s=time.monotonic() - began)
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(site.until_one_ends, site.cluster.processes("raylet", site.node_of("m-0")))
+        with Load(site, SHORT) as load:
+            began = time.monotonic()
+            site.cluster.kill("gcs_server")
+            whole, cut = load.streams()
+            failed = list(load.failed)
+            after_s = time.monotonic() - began
+        lost_at = lost.result()
     site.program.until(lambda: not alive(workers), START_S)
     gone_s = time.monotonic() - began
-    site.until_logged("worker m-0 is silent, too: it is launched again once Ray answers about it")
-    assert site.program.ask("/v1/chat/completions", {"model": "m"})[0] == 503
+    tell("head", whole=whole, cut=cut, asked=load.asked, failed=len(failed), after_s=after_s, lost_s=lost_at - began)
+    asked_at = time.monotonic()
+    status, answer = site.program.ask("/v1/chat/completions", {"model": "m"})
+    refused_s = time.monotonic() - asked_at
+    assert status == 503, answer
     assert site.launches() == sent
     site.cluster.begin_anew()
     began = time.monotonic()
     site.until_ready("m-0")
-    tell("head", gone_s=gone_s, sent=site.launches() - sent, back_s=time.monotonic() - began)
-    assert (cut, failed) == (0, [])
+    tell("head", gone_s=gone_s, refused_s=refused_s, sent=site.launches() - sent, back_s=time.monotonic() - began)
+    assert [cut, *(one for one in failed if one[0] < lost_at)] == [0]
     assert len(site.living()) == 1
     assert site.met() == ""
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ichat.config.schema import Config, Routing, Timeouts
 from ichat.fleet.fleet import Fleet
+from ichat.fleet.model_directory import UNANSWERED
 from ichat.fleet.responses import ResponseMissing, holder_of
 from ichat.fleet.views import describe, result_of
 from ichat.fleet.worker_facts import WorkerEnd
@@ -452,6 +453,24 @@ def test_a_failed_start_refuses_its_waiting_requests():
     site.tell()
     site.fleet.table.fail(worker, FAILED)
     assert site.found().is_final
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_start_whose_cluster_does_not_answer_refuses_its_waiting_requests(on_demand):
+    """At once, until its cluster answers again; where another worker is on its way, they wait for that."""
+    site = Site(restart_wait_s=60)
+    worker = site.add(on_demand=on_demand)
+    site.fleet.managed.restart(worker)
+    waiter = site.wait()
+    site.fleet.managed.lack(worker, "Ray does not answer.", is_unanswered=True)
+    refusal = site.balancer.why_no_lease(waiter)
+    assert (refusal.told, refusal.reasons) == (UNANSWERED, "worker w waits for GPUs: Ray does not answer")
+    assert not site.balancer.waiting
+    assert site.found() == refusal
+    site.fleet.managed.restart(site.add("v", on_demand=on_demand))
+    assert site.wait().refusal is None
+    site.fleet.managed.lack(worker, "")
+    assert isinstance(site.found(), Loadable)
 
 
 @pytest.mark.parametrize(("restart_wait_s", "expected"), [(0, NotReady), (19, NotReady), (20, Loadable)])

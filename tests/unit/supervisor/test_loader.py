@@ -91,7 +91,7 @@ class Process:
             self.returncode = code
             self.ended.set()
 
-    waits_for, node_id, had_no_place, reported_end = "", "", False, None
+    waits_for, node_id, had_no_place, reported_end, is_unanswered = "", "", False, None, False
 
     async def wait_change(self):
         await trio.sleep_forever()

@@ -13,6 +13,7 @@ from ichat.supervisor.ray_jobs import (
     submission_of,
     why_pending,
 )
+from ichat.supervisor.remote_wait import RemoteLack
 
 WORKER = '[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\non = "ray"\n'
 NAMES = LaunchNames("0123abcd", "m-0", 7)
@@ -135,6 +136,6 @@ def test_a_wait_has_its_reason(keys, nodes, free, coming, sentence):
 def test_gpus_are_lacking_only_where_ray_waits_for_them(keys, free, demand, lacking):
     """On each node that is large enough: another demand, or a node that is not reported, is no lack."""
     (spec,) = config_of(keys).managed_workers
-    rows = [RayDemand({"CPU": 1.0, "GPU": demand}, 1)]
+    rows = [RayDemand({"CPU": 1.0, "GPU": demand}, 2), RayDemand({"CPU": 8.0, "GPU": demand}, 1)]
     room = None if free is None else RayRoom({name: {"GPU": count} for name, count in free.items()}, rows, [])
-    assert lacking_on(spec, NODES, room) == lacking
+    assert lacking_on(spec, NODES, room) == (RemoteLack(3, lacking) if lacking else RemoteLack())

@@ -65,10 +65,13 @@ class OrdersInMemory:
 
     def __init__(self):
         self.orders, self.changed, self.reported = Orders(), Listeners(), Listeners()
-        self.heard = False
+        self.heard, self.left = False, False
 
     def is_heard(self, worker_id):
         return self.heard
+
+    def has_left(self, worker_id, for_s):
+        return self.left and for_s == REPORT_S
 
     async def make_managed(self, worker_id, spec, valid_s, place):
         now = trio.current_time()
@@ -179,10 +182,11 @@ async def test_a_launch_waits_while_ray_is_silent(autojump_clock, launch, cluste
     cluster.api.trouble = SILENT
     await trio.sleep(3600)
     assert "Ray at http://head:8265 does not answer (no answer within 5 s) since " in launch.waits_for
+    assert launch.is_unanswered
     assert not launch.has_ended
     cluster.api.trouble = None
     await trio.sleep(5)
-    assert launch.waits_for == "It waits. (1 GPU)"
+    assert (launch.waits_for, launch.is_unanswered) == ("It waits. (1 GPU)", False)
 
 
 async def test_a_long_wait_is_no_failure_and_its_code_is_dead(autojump_clock, launch, cluster):
@@ -209,6 +213,19 @@ async def test_a_worker_serves_on_while_ray_is_silent(autojump_clock, launch, cl
     await trio.sleep(3600)
     assert not launch.has_ended
     assert caplog.text.count("worker m-0 is silent, too: it is launched again once Ray answers about it") == 1
+
+
+async def test_a_worker_that_has_left_has_ended_while_ray_is_silent(autojump_clock, launch, cluster):
+    """It has said good-bye, and its guard has not reported the end: nothing else would be heard of it."""
+    await trio.sleep(5)
+    cluster.fetch()
+    cluster.api.trouble, cluster.orders.heard = SILENT, False
+    await trio.sleep(60)
+    assert not launch.has_ended
+    cluster.orders.left = True
+    await trio.sleep(10)
+    assert launch.reported_end.why == "has said good-bye"
+    assert cluster.order.ended
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 import time
 
+import pytest
 import trio
 
 from ichat.config import load as configuration
 from ichat.fleet.fleet import Fleet
 from ichat.fleet.order_store import OrderStore
 from ichat.fleet.orders import ANYWHERE, Orders
+from ichat.protocol.messages import Heartbeat
 from ichat.ray.api import RayUnknown
 from ichat.ray.values import RayJob
 from ichat.supervisor.launcher import Order
@@ -43,6 +45,21 @@ class Ray:
 def launcher_of(path, ray):
     fleet = Fleet({}, trio.current_time, 8)
     return RayLauncher(ray, str(path), OrderStore(str(path / "orders.json"), Orders(), fleet, CONFIG))
+
+
+@pytest.mark.parametrize(("state", "expected"), [("gone", True), ("draining", False)])
+async def test_a_worker_has_left_some_time_after_its_good_bye(tmp_path, autojump_clock, state, expected):
+    """Not before, so that its guard can report the end; and not one that is there, or is not known."""
+    fleet = Fleet({}, trio.current_time, 8)
+    orders = OrderStore(str(tmp_path / "orders.json"), Orders(), fleet, CONFIG)
+    fleet.managed.expect("m-0", ["m"])
+    assert not orders.has_left("m-0", 15)
+    for one in ("ready", state):
+        fleet.registry.record_heartbeat(Heartbeat("m-0", "m", "127.0.0.1", 1, state=one, heartbeat_interval=10))
+    await trio.sleep(14)
+    assert not orders.has_left("m-0", 15)
+    await trio.sleep(2)
+    assert (orders.has_left("m-0", 15), orders.has_left("m-1", 15)) == (expected, False)
 
 
 class SlowDirectory:

@@ -1,6 +1,7 @@
 """Room for on-demand workers on a cluster, which itself chooses the node: who goes while one waits. In virtual time."""
 
 import math
+from collections import Counter
 
 import attrs
 import pytest
@@ -9,10 +10,10 @@ import trio
 from ichat.listeners import Listeners
 from ichat.routing.availability import Loadable
 from ichat.routing.queue import Demand
-from ichat.supervisor.remote_rooms import CROWDED_S, SETTLE_S
-from ichat.supervisor.remote_wait import RemoteRoom, RemoteWait
+from ichat.supervisor.remote_rooms import CROWDED_S, LOOK_S, SETTLE_S, LeftRoom, left_after
+from ichat.supervisor.remote_wait import RemoteLack, RemoteRoom, RemoteWait
 from ichat.supervisor.swaps import SwapAction, SwapCandidate, decide
-from tests.unit.supervisor.test_loader import LOAD_S, Process, Rig
+from tests.unit.supervisor.test_loader import END_S, LOAD_S, Process, Rig
 
 NOW = 1000.0
 
@@ -23,8 +24,9 @@ def worker(model, phase="ready", requests=0, **more):
     return SwapCandidate(f"{model}-0", model, phase, requests, **{**times, **more})
 
 
-def waiting(*rooms, evict_at=NOW):
-    return worker("a", "starting", remote=RemoteWait(evict_at, [RemoteRoom(lacks, held) for lacks, held in rooms]))
+def waiting(*rooms, evict_at=NOW, model="a", gpus=2, unplaced=9):
+    found = [RemoteRoom(f"n{number}", lacks, held) for number, (lacks, held) in enumerate(rooms)]
+    return worker(model, "starting", remote=RemoteWait(gpus, unplaced, evict_at, found))
 
 
 def decided(*workers, **since):
@@ -74,21 +76,56 @@ def test_a_busy_worker_is_drained_and_stays_so_until_it_goes():
     assert decided(drained).actions == [SwapAction("resume", "b-0", "room")]
 
 
+def test_two_waiters_have_room_at_once():
+    """Each has other workers go: neither the room that another leaves for the first, nor more than is unplaced."""
+    rooms = (2, {"b-0": 2}), (2, {"c-0": 2})
+    first, second = waiting(*rooms), waiting(*rooms, model="d")
+    idle = [worker("b"), worker("c", idle_since=NOW - 10)]
+    assert decided(second, first, *idle, a=9, d=8).actions == stops("b", "c")
+    going = attrs.evolve(idle[0], phase="ending")
+    assert decided(first, second, going, idle[1], a=9, d=8).actions == stops("c")
+    alone = [waiting(*rooms, model=name, unplaced=1) for name in "ad"]
+    assert decided(*alone, *idle, a=9, d=8).actions == stops("b")
+    assert decided(*alone, going, idle[1], a=9, d=8).actions == []
+
+
+def test_room_is_for_one_waiter():
+    """What a node has free, or a large worker leaves, is the next waiter's only as far as the first leaves it."""
+    idle = [worker(name) for name in "bc"]
+    free = [waiting((0, {"b-0": 2, "c-0": 2}), model=name) for name in "ad"]
+    assert decided(*free, *idle, a=9, d=8).actions == stops("b")
+    large = [waiting((2, {"b-0": 4, "c-0": 4}), model=name) for name in "ad"]
+    assert decided(*large, *idle, a=9, d=8).actions == stops("b")
+    part = [waiting((1, {"b-0": 1, "c-0": 2}), model=name) for name in "ad"]
+    assert decided(*part, *idle, a=9, d=8).actions == stops("b", "c")
+
+
+def test_room_that_was_left_is_that_of_the_next_worker():
+    """Until it is there, or for as long as the figures may be old."""
+    left = left_after((), {"a-0": ("n1", 4.0), "b-0": ("n2", 2.0)}, {"b-0": ("n2", 2.0)}, 0.0)
+    assert left == [LeftRoom("n1", 4.0, SETTLE_S)]
+    assert left_after(left, {}, {}, SETTLE_S) == []
+    assert left_after(left, {}, {"c-0": ("n1", 3.0)}, 1.0) == [LeftRoom("n1", 1.0, SETTLE_S)]
+    assert left_after(left, {}, {"c-0": ("n1", 3.0), "d-0": ("n1", 2.0)}, 1.0) == []
+    assert left_after(left, {}, {"c-0": ("n2", 4.0)}, 1.0) == left
+
+
 class Cluster:
     """Nodes of four GPUs; `late_s` is how old its figures are, `start_s` the time from a place to the first process."""
 
     late_s, start_s = 0.0, 0.0
 
     def __init__(self, *nodes):
-        self.free, self.demand, self.changed = dict.fromkeys(nodes, 4.0), set(), Listeners()
-        self.shown = dict(self.free), frozenset()
+        self.free, self.demand, self.changed = dict.fromkeys(nodes, 4.0), Counter(), Listeners()
+        self.shown = dict(self.free), Counter()
 
     def lacking(self, spec):
         free, demand = self.shown
-        return {name: spec.gpus - one for name, one in free.items() if spec.gpus <= 4} if spec.gpus in demand else {}
+        able = {name: spec.gpus - one for name, one in free.items() if spec.gpus <= 4}
+        return RemoteLack(demand[spec.gpus], able) if demand[spec.gpus] else RemoteLack()
 
     async def show(self):
-        seen = dict(self.free), frozenset(self.demand)
+        seen = dict(self.free), self.demand.copy()
         await trio.sleep(self.late_s)
         self.shown = seen
 
@@ -109,12 +146,12 @@ class RemoteProcess(Process):
 
     async def _load(self):
         cluster, gpus = self.rig.cluster, self.spec.gpus
+        cluster.demand[gpus] += 1
         while not (able := [name for name, free in cluster.free.items() if free >= gpus]):
-            cluster.demand.add(gpus)
             self._show()
             await cluster.changed.wait()
+        cluster.demand[gpus] -= 1
         if not self.has_ended:
-            cluster.demand.discard(gpus)
             cluster.free[able[0]] -= gpus
             self._show()
             await trio.sleep(cluster.start_s)
@@ -171,6 +208,38 @@ async def test_models_alternate_on_a_cluster(autojump_clock, nursery, tmp_path):
     assert trio.current_time() - began_at < CROWDED_S + 2 * LOAD_S
     await rig.answered("a")
     assert (rig.loaded(), rig.loader.counts.swaps) == (["a", "c"], 2)
+
+
+@pytest.mark.parametrize("late_s", [0.0, SETTLE_S - 5])
+async def test_two_waiting_models_are_served_at_once(autojump_clock, nursery, tmp_path, late_s):
+    """Also where the second begins to wait while a worker goes for the first; and the figures may be old."""
+    rig = RemoteRig(nursery, tmp_path, "n1", "n2")
+    rig.cluster.late_s, rig.cluster.start_s = late_s, 4.0
+    for name in "abcd":
+        rig.add_elsewhere(name, 4)
+    await rig.answered("a")
+    await rig.answered("b")
+    await trio.sleep(60)
+    began_at = trio.current_time()
+    async with trio.open_nursery() as asking:
+        asking.start_soon(rig.answered, "c")
+        await trio.sleep(CROWDED_S - 1)
+        asking.start_soon(rig.answered, "d")
+    assert (rig.loaded(), rig.loader.counts.swaps) == (["c", "d"], 2)
+    took_s = trio.current_time() - began_at
+    assert took_s < 2 * (CROWDED_S + LOOK_S) + END_S + rig.cluster.start_s + LOAD_S + late_s
+
+
+async def test_a_quick_answer_counts(autojump_clock, nursery, tmp_path):
+    """A model is not taken for one that was loaded in vain where its request has ended before the loader looked."""
+    rig = RemoteRig(nursery, tmp_path, "n1", "n2")
+    for name in "abc":
+        rig.add_elsewhere(name, 4)
+    await rig.answered("a", work_s=5)
+    await rig.answered("b")
+    await trio.sleep(60)
+    await rig.answered("c")
+    assert rig.loaded() == ["b", "c"]
 
 
 async def test_a_request_waits_with_a_worker_that_waits(autojump_clock, nursery, tmp_path):
