@@ -198,7 +198,7 @@ class _Turns:
         return plan
 
     def free_elsewhere(self) -> None:
-        """Evict workers on clusters for wanted workers that wait there, the oldest first; maybe others later."""
+        """Evict workers on clusters for workers that wait there and are wanted, the oldest waiter first."""
         for worker in sorted(self.workers, key=lambda one: self._since(one.model)):
             if worker.remote is not None and self._since(worker.model) < math.inf:
                 self._free_for(worker, worker.remote)

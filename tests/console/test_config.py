@@ -34,7 +34,7 @@ def test_everything_in_force_is_shown_without_secrets(site, page):
     expect(row).to_contain_text("set")
     expect(page.locator('[data-key="timeouts.queue_s"]')).to_have_count(0)
     page.get_by_label("Find a setting").fill("queue_s")
-    page.get_by_role("button", name="Look through the defaults as well").click()
+    page.get_by_role("button", name="Show the defaults as well").click()
     expect(page.locator('[data-key="timeouts.queue_s"]')).not_to_contain_text("set")
     page.get_by_label("Find a setting").fill("")
     expect(page.locator('[data-key="external_routes[0]"]')).to_contain_text("***")

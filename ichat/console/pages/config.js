@@ -211,8 +211,9 @@ function Sections({ config, search, onlySet, showAll }) {
     })
     .filter(({ rows }) => rows.length);
   if (!found.length) {
-    const all = onlySet && html`<${Button} onClick=${showAll}>${t("Look through the defaults as well")}<//>`;
-    return html`<${Empty} title=${t("No such setting")}>${all}<//>`;
+    const all = onlySet && html`<${Button} onClick=${showAll}>${t("Show the defaults as well")}<//>`;
+    const title = words.length ? t("No such setting") : t("All settings have their defaults");
+    return html`<${Empty} title=${title}>${all}<//>`;
   }
   return html`<div class="settings-list">${found.map(
     ({ name, rows }) => html`<${Section} key=${name} name=${name}

@@ -24,7 +24,6 @@ from ichat.supervisor.loader import Loader
 from ichat.supervisor.local_launcher import LocalLauncher
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.state import StateDirectory
-from ichat.supervisor.watched_worker import WatchedWorker
 
 LOAD_S, END_S, SLEEP_S, WAKE_S = 20.0, 2.0, 3.0, 4.0
 TIMEOUTS = Timeouts(load_wait_s=600, drain_s=30)
@@ -377,23 +376,6 @@ async def test_a_model_ends_idle_s_after_its_last_request(autojump_clock, rig):
     await site.until(lambda: worker.phase == "cold")
     assert not site.alive
     await site.answered("a")
-
-
-@pytest.mark.parametrize("is_used", [True, False])
-async def test_a_request_that_ends_before_the_loader_looks_is_a_use(autojump_clock, rig, is_used):
-    """A worker that is seen to be ready only after its first request was not loaded in vain."""
-    site = rig()
-    worker = site.add("a")
-    watched = WatchedWorker(worker, lambda _: None)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(site.answered, "a", 1)
-        await site.until(lambda: site.fleet.table.endpoint_of(worker.record) is not None)
-        assert worker.phase == "starting"
-        watched.candidate(trio.current_time(), has_gpus=False)
-        if is_used:
-            watched.follow(site.fleet.table.endpoint_of(worker.record))
-    seen = watched.candidate(trio.current_time(), has_gpus=False)
-    assert (seen.idle_since > seen.ready_since) is is_used
 
 
 async def test_a_failed_load_is_retried_when_requested_again(autojump_clock, rig):

@@ -58,6 +58,7 @@ NOT_TAKEN = {
         "server": A_FILE,
         "settings": A_FILE,
         "lacks": "the new process looks for a place again",
+        "is_unanswered": "the new process asks the cluster again",
         "copy_number": "the new process numbers the copies",
         "copies_wanted": "the new process numbers the copies",
         "max_in_flight": A_FILE,
