@@ -26,7 +26,7 @@ def site(serve, connect, gateway_to):
     """Start a worker and its gateway: `ask, counts, heads = await site(pieces of a response)`."""
 
     async def start(*pieces, more="", **known):
-        heads = []
+        heads, asked = [], []
 
         async def reply(stream, head, body):
             if body:
@@ -40,6 +40,7 @@ def site(serve, connect, gateway_to):
         await heartbeat(connect, gateway, port, heartbeat_interval=3600, **{"usage_reports": True, **known})
 
         async def ask(version=1, extra=b"", body=b'{"model": "m", "stream": true}'):
+            asked.append(body)
             client = await connect(gateway)
             await client.send(HEAD % (version, len(body), extra + b"connection: close\r\n", body))
             received = b""
@@ -49,10 +50,17 @@ def site(serve, connect, gateway_to):
             return received
 
         async def counts():
-            _, _, text = await (await connect(gateway)).get(b"/metrics?workers=0")
-            lines = [line.split() for line in text.decode().splitlines() if line.startswith("ichat_tokens_total")]
+            """Return the tokens once all requests are counted: a relay's client has its response before."""
+            with trio.fail_after(LIMIT_S):
+                while sum(float(count) for _, count in await samples("ichat_requests_total")) < len(asked):
+                    await trio.sleep(0.005)
+            lines = await samples("ichat_tokens_total")
             found = {name.partition('direction="')[2].partition('"')[0]: float(count) for name, count in lines}
             return found["input"], found["output"], found["cached"]
+
+        async def samples(metric):
+            _, _, text = await (await connect(gateway)).get(b"/metrics?workers=0")
+            return [line.split() for line in text.decode().splitlines() if line.startswith(f"{metric}{{")]
 
         return ask, counts, heads
 
